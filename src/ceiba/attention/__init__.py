@@ -1,0 +1,1 @@
+"""Attention over the paged KV pool: a plan/run contract, the backends behind it, and the choice among them."""

@@ -1,0 +1,168 @@
+"""The resolved configuration, one frozen record per component. A component sees its own record and no flags.
+
+Every value here is final: ``resolve()`` has replaced each "auto" with a decision. Field docs become the flag reference.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Base: immutable, serializable to child processes with msgpack."""
+
+
+class ModelConfig(Record):
+    path: str
+    """Directory, GGUF file, or catalogue name, as resolved to a local path."""
+    name: str
+    """What /v1/models shows."""
+    tokenizer_path: str
+    load_format: Literal["auto", "safetensors", "gguf", "dummy", "pt"] = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    quantization: str | None = None
+    context_len: int = 8192
+    revision: str | None = None
+    trust_remote_code: bool = False
+    chat_template: str | None = None
+    override_args: dict[str, object] = {}
+    loader_extra: dict[str, object] = {}
+    skip_tokenizer: bool = False
+
+
+class SchedulerConfig(Record):
+    policy: str = "fcfs"
+    max_running_requests: int = 64
+    max_queued_requests: int | None = None
+    max_total_tokens: int = 65536
+    """KV slots of the pool."""
+    max_prefill_tokens: int = 16384
+    chunked_prefill_size: int = 2048
+    """-1: prefill a prompt whole."""
+    page_size: int = 1
+    disable_radix_cache: bool = False
+    radix_eviction_policy: str = "lru"
+    overlap: bool = True
+    enable_mixed_chunk: bool = False
+    conservativeness: float = 1.0
+    prefill_max_requests: int | None = None
+    stream_interval: int = 1
+    decode_log_interval: int = 40
+    retraction_policy: str = "length"
+    queue_timeout: float | None = None
+    random_seed: int = 0
+    in_batch_check_threshold: int = 32
+    in_batch_deprioritize_threshold: int = 32
+
+
+class RunnerConfig(Record):
+    device: str = "cpu"
+    gpu_id: int = 0
+    attention_backend: str = "cpu"
+    prefill_attention_backend: str | None = None
+    decode_attention_backend: str | None = None
+    sampling_backend: str = "pytorch"
+    kv_cache_dtype: str = "auto"
+    mem_fraction_static: float = 0.85
+    threads: int = 1
+    """Compute threads of the CPU backend."""
+    cpu_kernels: bool = True
+    """Whether the compiled CPU kernels may be used (off: the pure torch reference)."""
+    cuda_graph_backend_decode: str = "full"
+    cuda_graph_backend_prefill: str = "breakable"
+    cuda_graph_max_bs_decode: int = 0
+    cuda_graph_max_bs_prefill: int = 0
+    deterministic: bool = False
+
+
+class ServerConfig(Record):
+    host: str = "127.0.0.1"
+    port: int = 30000
+    api_key: str | None = None
+    admin_api_key: str | None = None
+    root_path: str = ""
+    tokenizer_worker_num: int = 1
+    enable_cache_report: bool = True
+    preferred_sampling_params: dict[str, object] = {}
+    sampling_defaults: Literal["openai", "model"] = "model"
+    allow_auto_truncate: bool = False
+    default_chat_template_kwargs: dict[str, object] = {}
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    timeout_keep_alive: int = 5
+    skip_server_warmup: bool = False
+    weight_version: str = "default"
+
+
+class ObsConfig(Record):
+    log_level: str = "info"
+    log_level_http: str | None = None
+    log_requests: bool = False
+    log_requests_level: int = 2
+    log_requests_format: Literal["text", "json"] = "text"
+    enable_metrics: bool = False
+    metric_port: int | None = None
+    decode_log_interval: int = 40
+
+
+class LaunchConfig(Record):
+    detokenizer: Literal["process", "thread"] = "process"
+    watchdog_timeout: float = 300.0
+    restart_on_failure: bool = False
+
+
+class Config(Record):
+    model: ModelConfig
+    scheduler: SchedulerConfig
+    runner: RunnerConfig
+    server: ServerConfig
+    obs: ObsConfig
+    launch: LaunchConfig
+    notes: tuple[str, ...] = ()
+    """Lines for the start-up log: decisions taken and hints that changed nothing."""
+
+
+class ModelFacts(Record):
+    """What a checkpoint's header says, read without torch (``ceiba.checkpoint``)."""
+
+    architecture: str
+    """``LlamaForCausalLM``, ``Qwen2ForCausalLM``, …: the name in config.json, also for GGUF."""
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_len: int
+    weight_bytes: int
+    """As stored in the file."""
+    num_params: int
+    dtype: str = "bfloat16"
+    """What ``--dtype auto`` means for this checkpoint."""
+    quantized: str | None = None
+    """``gguf``, ``fp8``, …: how the stored weights are packed, None for plain ones."""
+    is_generation: bool = True
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+
+
+class DeviceFacts(Record):
+    """What the machine has, measured once in ``launch``."""
+
+    kind: Literal["cpu", "cuda", "hip", "mps", "xpu"] = "cpu"
+    name: str = ""
+    count: int = 0
+    memory_bytes: int = 0
+    """Of one accelerator."""
+    free_bytes: int = 0
+    capability: tuple[int, int] = (0, 0)
+    host_memory_bytes: int = 0
+    host_free_bytes: int = 0
+    cores: int = 1
+    isa: tuple[str, ...] = ()
+    """CPU instruction sets that count: avx2, avx512, vnni, bf16, amx."""
+    packages: tuple[str, ...] = ()
+    """Optional packages that are installed (flashinfer, xgrammar, …)."""

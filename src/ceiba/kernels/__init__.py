@@ -1,0 +1,1 @@
+"""Kernels: tensors in, tensors out, no engine types. ``cpu`` (C++), ``triton``, ``cuda``."""
