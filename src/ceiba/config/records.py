@@ -14,7 +14,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Base: immutable, serializable to child processes with msgpack."""
 
 
-class ModelConfig(Record):
+class ModelConfig(Record, frozen=True, kw_only=True):
     path: str
     """Directory, GGUF file, or catalogue name, as resolved to a local path."""
     name: str
@@ -32,7 +32,7 @@ class ModelConfig(Record):
     skip_tokenizer: bool = False
 
 
-class SchedulerConfig(Record):
+class SchedulerConfig(Record, frozen=True, kw_only=True):
     policy: str = "fcfs"
     max_running_requests: int = 64
     max_queued_requests: int | None = None
@@ -57,7 +57,7 @@ class SchedulerConfig(Record):
     in_batch_deprioritize_threshold: int = 32
 
 
-class RunnerConfig(Record):
+class RunnerConfig(Record, frozen=True, kw_only=True):
     device: str = "cpu"
     gpu_id: int = 0
     attention_backend: str = "cpu"
@@ -77,7 +77,7 @@ class RunnerConfig(Record):
     deterministic: bool = False
 
 
-class ServerConfig(Record):
+class ServerConfig(Record, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 30000
     api_key: str | None = None
@@ -96,7 +96,7 @@ class ServerConfig(Record):
     weight_version: str = "default"
 
 
-class ObsConfig(Record):
+class ObsConfig(Record, frozen=True, kw_only=True):
     log_level: str = "info"
     log_level_http: str | None = None
     log_requests: bool = False
@@ -107,13 +107,13 @@ class ObsConfig(Record):
     decode_log_interval: int = 40
 
 
-class LaunchConfig(Record):
+class LaunchConfig(Record, frozen=True, kw_only=True):
     detokenizer: Literal["process", "thread"] = "process"
     watchdog_timeout: float = 300.0
     restart_on_failure: bool = False
 
 
-class Config(Record):
+class Config(Record, frozen=True, kw_only=True):
     model: ModelConfig
     scheduler: SchedulerConfig
     runner: RunnerConfig
@@ -124,7 +124,7 @@ class Config(Record):
     """Lines for the start-up log: decisions taken and hints that changed nothing."""
 
 
-class ModelFacts(Record):
+class ModelFacts(Record, frozen=True, kw_only=True):
     """What a checkpoint's header says, read without torch (``ceiba.checkpoint``)."""
 
     architecture: str
@@ -149,7 +149,7 @@ class ModelFacts(Record):
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
 
-class DeviceFacts(Record):
+class DeviceFacts(Record, frozen=True, kw_only=True):
     """What the machine has, measured once in ``launch``."""
 
     kind: Literal["cpu", "cuda", "hip", "mps", "xpu"] = "cpu"

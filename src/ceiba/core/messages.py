@@ -8,8 +8,8 @@ travel as the bytes of an int32 array (`ids_to_bytes`), never as lists.
 
 from __future__ import annotations
 
-import numpy as np
 import msgspec
+import numpy as np
 
 from ceiba.core.sampling import LogprobSpec, SamplingParams
 

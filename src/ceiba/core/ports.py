@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ceiba.core.messages import Abort, Heartbeat, Reply, TextBatch, ToDetokenizer, ToFront, ToScheduler, TokenBatch
+from ceiba.core.messages import Abort, Heartbeat, Reply, TextBatch, ToDetokenizer, ToFront, TokenBatch, ToScheduler
 
 
 class SchedulerPort(Protocol):

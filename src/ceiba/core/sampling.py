@@ -65,7 +65,7 @@ class LogprobSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     token_ids: tuple[int, ...] = ()
     """Fixed ids whose log-probability is reported at each position."""
     prompt_start: int = -1
-    """First prompt position whose log-probability is wanted; -1: none. Position 0 has none by nature (reported null)."""
+    """First prompt position whose log-probability is wanted; -1: none. Position 0 has none (reported null)."""
 
     @property
     def wanted(self) -> bool:

@@ -38,7 +38,7 @@ class RowOpen:
     sampling: SamplingParams
     seed: int
     """Never None here: the scheduler drew one if the request did not give one."""
-    logprob: LogprobSpec = LogprobSpec()
+    logprob: LogprobSpec = field(default_factory=LogprobSpec)
     eos_ids: tuple[int, ...] = ()
     """Every id that would end this row (model's and request's): held back until ``min_new_tokens``."""
     adapter: int = 0
