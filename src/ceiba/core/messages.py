@@ -1,9 +1,9 @@
 """Everything that crosses a process border, as msgspec structs encoded with msgpack. No pickle, ever.
 
-Three mailboxes: *scheduler* (from the front: ``Generate``, ``Abort``, ``Control``; from the detokenizer: ``Abort`` when a
-stop string matched), *detokenizer* (from the scheduler: ``TokenBatch``), *front* (from the detokenizer: ``TextBatch``;
-from the scheduler: ``Reply``, ``Heartbeat``). One message per step holds arrays for all requests of the batch. Token ids
-travel as the bytes of an int32 array (`ids_to_bytes`), never as lists.
+Three mailboxes: *scheduler* (from the front: ``Generate``, ``Abort``, ``Control``; from the detokenizer: ``Abort``
+when a stop string matched), *detokenizer* (from the scheduler: ``TokenBatch``), *front* (from the detokenizer:
+``TextBatch``; from the scheduler: ``Reply``, ``Heartbeat``). One message per step holds arrays for all requests of the
+batch. Token ids travel as the bytes of an int32 array (`ids_to_bytes`), never as lists.
 """
 
 from __future__ import annotations
