@@ -1,0 +1,124 @@
+"""Entry points of the child processes: ``python -m ceiba.launch.children ROLE STATUS_FD``.
+
+Owns what every child must do before its work (die with its parent, leave Ctrl-C to it, report start-up) and the wiring
+of each role. Reads its configuration from standard input; imports torch only in the roles that need it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from ceiba.config.records import Config
+from ceiba.core.errors import CeibaError
+from ceiba.launch.status import Failed, Ready, StatusWriter, read_frame
+from ceiba.launch.zmq_ports import DETOKENIZER, SCHEDULER, Endpoints
+
+_PR_SET_PDEATHSIG = 1
+_BOOTSTRAP = (
+    "import sys, importlib.util as u\n"
+    "if u.find_spec('ceiba') is None: sys.path.append(sys.argv[1])\n"
+    "from ceiba.launch.children import main\n"
+    "main(sys.argv[2:])\n"
+)
+
+
+class Boot(msgspec.Struct, frozen=True):
+    """The first message to a child."""
+
+    config: Config
+    endpoints: Endpoints
+
+
+def command(role: str) -> list[str]:
+    """How to start ``role``; the supervisor appends the status descriptor. ``-P`` keeps the current directory, where
+    anything may lie, out of the module path; the root is passed for a parent that found us through ``sys.path``."""
+    root = str(Path(__file__).resolve().parents[2])
+    return [sys.executable, "-P", "-c", _BOOTSTRAP, root, role]
+
+
+def main(argv: list[str]) -> None:
+    role, status_fd = argv[0], int(argv[1])
+    status = StatusWriter(status_fd)
+    _prepare()
+    try:
+        boot = msgspec.msgpack.decode(read_frame(0), type=Boot)
+    except EOFError:
+        os._exit(1)
+    threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
+    run = {SCHEDULER: run_scheduler, DETOKENIZER: run_detokenizer}[role]
+    try:
+        run(boot, status)
+    except CeibaError as error:
+        status.send(Failed(error.message))
+        _leave(2)
+    except BaseException as error:
+        traceback.print_exc()
+        status.send(Failed(f"{role}: {type(error).__name__}: {error}", expected=False))
+        _leave(1)
+    _leave(0)
+
+
+def _prepare() -> None:
+    if sys.platform == "linux":  # elsewhere, and for a parent that died before this line, the pipe's end serves
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Writing gigabytes of KV pool to a core file would hide an abort from the parent for as long as it takes.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    faulthandler.enable()
+
+
+def _die_with_parent() -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(1)
+
+
+def _leave(code: int) -> None:
+    """End without waiting for threads that may be inside a kernel or a socket's linger."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run_scheduler(boot: Boot, status: StatusWriter) -> None:
+    """Brain and muscle in one process: the loop, the cache and the model of one rank."""
+    config = boot.config
+    with status.phase("import"):
+        from ceiba.launch.zmq_ports import ZmqSchedulerPort
+        from ceiba.runner.worker import ModelRunner
+        from ceiba.scheduler.loop import Scheduler
+    with status.phase("load model"):
+        runner = ModelRunner(config.model, config.runner, config.scheduler)
+    port = ZmqSchedulerPort(boot.endpoints)
+    scheduler = Scheduler(config.scheduler, runner, port)
+    status.send(Ready(msgspec.to_builtins(runner.info)))
+    try:
+        scheduler.run()
+    finally:
+        runner.close()
+
+
+def run_detokenizer(boot: Boot, status: StatusWriter) -> None:
+    """Ids to text, in a process of its own."""
+    with status.phase("import"):
+        from ceiba.launch.wiring import make_detokenizer
+        from ceiba.launch.zmq_ports import ZmqDetokenizerPort
+    port = ZmqDetokenizerPort(boot.endpoints)
+    with status.phase("load tokenizer"):
+        detokenizer = make_detokenizer(boot.config, port)
+    status.send(Ready())
+    detokenizer.run()
