@@ -1,0 +1,117 @@
+"""Why a known flag is refused and what to do instead, by area. It owns the words of refusals; which flag belongs to
+which area is a column of ``flags.tsv``. An area leaves this file on the day its feature works.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+NEEDS: Final[dict[str, tuple[str, str]]] = {
+    "api_options": ("this option of the API is not built", "ask for what you need in the request itself"),
+    "apple": ("it needs an Apple GPU and the MLX backend, which is not built", "run on a CPU (--device cpu)"),
+    "batch_overlap": (
+        "overlapping two half batches needs expert parallelism over several GPUs",
+        "the overlap of scheduling and computing is on already",
+    ),
+    "cache_options": ("this layout or tuning of the cache is not built", "the default cache works"),
+    "collectives": (
+        "collectives between GPUs belong to tensor parallelism, which is not built",
+        "run on one GPU, or one server per GPU",
+    ),
+    "compile": ("compiling the model with torch is not built", "run without it: the kernels are compiled already"),
+    "context_parallel": ("context parallelism needs several GPUs and is not built", "lower --context-length"),
+    "debugging": ("this debugging aid is not built", "use --log-level debug and --log-requests"),
+    "delayer": ("delaying prefills is not built", "tune --schedule-conservativeness or --chunked-prefill-size"),
+    "deterministic": ("batch-invariant kernels are not built", "send a seed with each request"),
+    "diffusion_lm": ("diffusion language models are not built", "serve an autoregressive model"),
+    "disaggregation": (
+        "separating prefill from decode needs two servers and a KV transfer, which are not built",
+        "run one server: it does both",
+    ),
+    "dp_attention": (
+        "data-parallel attention (--attn-dp-size) needs several GPUs and is not built",
+        "run on one GPU, or one server per GPU",
+    ),
+    "embedding": ("embedding models are not built", "serve a generative model"),
+    "encoder": ("a separate encoder needs multimodal models, which are not built", "serve a text model"),
+    "experts": ("mixture-of-experts models are not built", "serve a dense model"),
+    "external_cache": (
+        "an external KV store is not built",
+        "the prefix cache of this process is on; --max-total-tokens enlarges it",
+    ),
+    "grammar": ("structured output is not built", "check the answer on the client"),
+    "graphs": ("capturing CUDA graphs is not built", "run without: steps run eagerly"),
+    "grpc": ("gRPC is not built", "use HTTP"),
+    "hicache": (
+        "cache tiers beyond the device's memory are not built",
+        "the prefix cache is on; --max-total-tokens and --mem-fraction-static enlarge it",
+    ),
+    "hidden_states": ("returning inner states is not built", "ask for logprobs"),
+    "host_tuning": ("this tuning of the host process is not built", "--watchdog-timeout works"),
+    "http": ("this option of the HTTP server is not built", "put a proxy in front: HTTP/1.1 works"),
+    "kernels": ("this choice of kernels is not built", "--attention-backend works; the rest is chosen for you"),
+    "loading": (
+        "this way of loading weights is not built",
+        "give a local directory or GGUF file and leave --load-format auto",
+    ),
+    "logging": ("this option of the log is not built", "redirect stderr, or set --log-level-http"),
+    "logit_processor": ("custom logit processors would run code from requests and are not built", "use logit_bias"),
+    "lora": ("LoRA adapters are not built", "merge the adapter into the weights"),
+    "metrics": ("this option of the metrics is not built", "--enable-metrics serves /metrics with the default ones"),
+    "mis": ("scoring several items in one sequence is not built", "send one request per item"),
+    "multimodal": ("multimodal models are not built", "serve a text model"),
+    "nodes": ("serving over several machines is not built", "run one server per machine behind a load balancer"),
+    "numa": ("binding to NUMA nodes is not built", "start the server under numactl"),
+    "offload": ("offloading weights is not built", "use a smaller or a quantized (GGUF) model"),
+    "overrides": ("overriding the model's configuration is not built", "edit config.json in a copy of the model"),
+    "parsers": ("parsing tool calls and reasoning is not built", "parse the text on the client"),
+    "pdmux": ("sharing one GPU between prefill and decode streams is not built", "use --chunked-prefill-size"),
+    "pipeline": ("pipeline parallelism needs several GPUs and is not built", "run on one GPU"),
+    "priority": ("priorities are not built", "use --schedule-policy fcfs"),
+    "quantization": ("this kind of quantization is not built", "serve a GGUF file, or plain weights"),
+    "ray": ("starting through Ray is not built", "start `ceiba serve` on the machine itself"),
+    "recurrent": ("recurrent (Mamba, linear-attention) models are not built", "serve a Llama or Qwen2 model"),
+    "replicas": (
+        "several replicas in one server are not built",
+        "start one server per replica behind a load balancer",
+    ),
+    "responses": ("the responses API and its stores are not built", "use /v1/chat/completions"),
+    "rl": ("handing memory and weights over to a trainer is not built", "restart the server with the new weights"),
+    "scheduling": (
+        "this scheduling option is not built",
+        "--chunked-prefill-size bounds how long a prefill holds decode up",
+    ),
+    "several_models": ("several models behind one port are not built", "start one server per model"),
+    "sessions": ("sessions are not built", "send the whole conversation: the prefix cache keeps it cheap"),
+    "skip_tokenizer": ("running without a tokenizer is not built", "send token ids as the prompt: that works"),
+    "sliding_window": ("a pool of its own for sliding-window layers is not built", "leave it out"),
+    "sparse": ("sparse and latent (MLA) attention are not built", "serve a Llama or Qwen2 model"),
+    "speculative": ("speculative decoding is not built", "leave it out: answers are the same, only slower"),
+    "templates": (
+        "this choice of template is not built",
+        "--chat-template takes a Jinja file; templates from requests are never accepted",
+    ),
+    "tensor": (
+        "tensor parallelism needs several GPUs and is not built",
+        "run on one GPU, or one server per GPU",
+    ),
+    "tls": ("TLS is not built", "put a TLS proxy in front"),
+    "tokenizer_backend": ("only the default tokenizer is built", "leave it out"),
+    "tokenizer_processes": (
+        "tokenizing in further processes or in batches is not built",
+        "leave it out: long texts are tokenized in threads",
+    ),
+    "tracing": ("traces are not built", "--enable-metrics and --log-requests work"),
+    "watermark": ("watermarks are not built", "leave it out"),
+    "workers": (
+        "servers do not take lists of workers",
+        "several machines will be started with --nnodes, --node-rank and --dist-init-addr, which are not built yet",
+    ),
+}
+
+
+def refusal(flag: str, value: object, area: str) -> str:
+    """The one line that refuses ``flag``."""
+    why, instead = NEEDS[area]
+    shown = flag if value is True or value is None else f"{flag} {value}"
+    return f"{shown}: not available yet: {why}. Instead: {instead}."
