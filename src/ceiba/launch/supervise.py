@@ -113,8 +113,8 @@ class Supervisor:
             self.kill(child, signal.SIGTERM)
         deadline = time.monotonic() + grace
         for child in self.children:
-            while child.process.poll() is None and time.monotonic() < deadline:
-                await asyncio.sleep(0.02)  # noqa: ASYNC110 - not every child that ends here is still watched
+            while child.process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110 - polled on purpose
+                await asyncio.sleep(0.02)
         self._reap()
         self._stopping = False
 
