@@ -1,0 +1,142 @@
+"""What every prefix cache offers: match, lock, unlock, insert and evict as separate operations.
+
+``RadixCache`` is the tree, ``NoCache`` the same interface for ``--disable-radix-cache``. A *component* is one kind of
+per-request memory (full attention slots today; sliding window, recurrent state and draft KV later); a node holds one
+handle array per component, and a *tier* says where the bytes lie (device today; host and storage later).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import Protocol
+
+import numpy as np
+
+from ceiba.cache.keys import CacheKey, Int32
+
+FULL = "full"
+"""The component of full attention: one KV slot per token."""
+
+Handles = Mapping[str, Int32]
+"""Component name -> handles; per-token components have one int32 per token."""
+
+
+class Tier(IntFlag):
+    """Where a node's bytes lie; a node may be resident in several tiers at once."""
+
+    DEVICE = 1
+    HOST = 2
+    STORAGE = 4
+
+
+class Node:
+    """An edge of the tree with its far end: a run of tokens and their handles. Mutated by the cache alone.
+
+    Tokens are kept as int32 bytes: comparing a run is then one memcmp, whatever its length.
+    """
+
+    __slots__ = (
+        "children", "data", "handles", "hits", "last_access", "locks", "namespace", "parent", "priority", "queued",
+        "residence",
+    )  # fmt: skip
+
+    def __init__(self, namespace: str, data: bytes, handles: dict[str, Int32], parent: Node | None) -> None:
+        self.namespace = namespace
+        self.data = data
+        self.handles = handles
+        self.children: dict[bytes, Node] = {}
+        """First page's bytes -> child."""
+        self.parent = parent
+        """None: a root, or a node that has left the tree."""
+        self.locks = 0
+        """How many live locks lie on this node or below it."""
+        self.last_access = 0
+        self.hits = 0
+        self.priority = 0
+        self.residence = Tier.DEVICE
+        self.queued = False
+
+    def __len__(self) -> int:
+        return len(self.data) // 4
+
+    @property
+    def tokens(self) -> Int32:
+        """The run as int32, read-only."""
+        return np.frombuffer(self.data, np.int32)
+
+    @property
+    def evictable(self) -> bool:
+        return self.locks == 0 and not self.children and self.parent is not None
+
+
+@dataclass(slots=True)
+class Match:
+    """The longest cached prefix of a key. Valid until the cache changes; holds nothing until it is locked."""
+
+    length: int = 0
+    path: list[Node] = field(default_factory=list)
+    """Nodes from below the root down; the last one may be used in part."""
+
+    def handles(self, component: str = FULL) -> Int32:
+        """Handles of the matched tokens, int32 [length]."""
+        if not self.path:
+            return np.empty(0, np.int32)
+        parts = [node.handles[component] for node in self.path]
+        return np.concatenate(parts)[: self.length] if len(parts) > 1 else parts[0][: self.length].copy()
+
+    @property
+    def unlocked(self) -> int:
+        """Matched tokens that nobody holds: locking the match takes this many out of what can be evicted."""
+        total = excess = 0
+        for node in self.path:
+            if node.locks == 0:
+                total += len(node)
+        if self.path and self.path[-1].locks == 0:
+            excess = sum(map(len, self.path)) - self.length
+        return total - excess
+
+
+@dataclass(slots=True)
+class Inserted:
+    """What became of an insert."""
+
+    match: Match
+    """The inserted prefix, ready to be locked; length 0 when the cache keeps nothing."""
+    existing: int
+    """Leading tokens that were there before: the cache kept its own handles, the caller's are duplicates."""
+
+
+class PrefixCache(Protocol):
+    page_size: int
+    enabled: bool
+
+    @property
+    def evictable(self) -> int:
+        """Cached tokens that nobody holds."""
+
+    @property
+    def locked(self) -> int:
+        """Cached tokens on the path of some lock."""
+
+    def match(self, key: CacheKey, limit: int | None = None) -> Match:
+        """Longest cached prefix of at most ``limit`` tokens. Locks nothing, mutates nothing."""
+
+    def lock(self, match: Match) -> Node | None:
+        """Hold the matched prefix; returns what ``unlock`` wants back."""
+
+    def unlock(self, node: Node | None) -> None:
+        """Undo one ``lock``."""
+
+    def insert(self, key: CacheKey, handles: Handles, priority: int = 0) -> Inserted:
+        """Offer a prefix; the cache takes ownership of the handles past ``Inserted.existing``."""
+
+    def evict(self, tokens: int) -> dict[str, Int32]:
+        """Drop unheld tokens until ``tokens`` are gone or none is left; returns their handles, the caller's again."""
+
+    def reset(self) -> dict[str, Int32]:
+        """Drop everything; RuntimeError while anything is locked. Returns all handles."""
+
+    def handles(self, component: str = FULL) -> Int32:
+        """Every handle held, for audits; O(cache)."""

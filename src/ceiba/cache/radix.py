@@ -1,0 +1,228 @@
+"""The radix tree over token ids: finds the longest cached prefix of a prompt and decides what leaves.
+
+Owns nodes, their locks and the eviction order; it never allocates or frees a slot (handles come in with ``insert`` and
+go out with ``evict``) and never sees a request. Structure: a compressed trie per namespace (Morrison's PATRICIA),
+edges cut at page borders, children found by the bytes of their first page.
+
+Invariant: a lock counts on every node up to the root, so the nodes below an unlocked node are unlocked and all
+unlocked tokens can be evicted, leaves first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ceiba.cache.base import FULL, Handles, Inserted, Match, Node
+from ceiba.cache.eviction import LRU, EvictionPolicy, EvictionQueue
+from ceiba.cache.keys import CacheKey, Int32, common_prefix, floor_page
+
+_NO_TOKENS = np.empty(0, np.int32)
+
+
+class RadixCache:
+    """``components`` names the per-token handle arrays that every node holds."""
+
+    enabled = True
+
+    def __init__(
+        self, page_size: int = 1, policy: EvictionPolicy | None = None, components: tuple[str, ...] = (FULL,)
+    ) -> None:
+        self.page_size = page_size
+        self.components = components
+        self._page_bytes = 4 * page_size
+        self._roots: dict[str, Node] = {}
+        self._queue: EvictionQueue[Node] = EvictionQueue(policy or LRU())
+        self._clock = 0
+        self._evictable = 0
+        self._locked = 0
+
+    @property
+    def evictable(self) -> int:
+        return self._evictable
+
+    @property
+    def locked(self) -> int:
+        return self._locked
+
+    def match(self, key: CacheKey, limit: int | None = None) -> Match:
+        """Longest cached prefix of at most ``limit`` tokens, in whole pages.
+
+        Locks nothing and mutates nothing, statistics included, so policies may probe freely. O(matched tokens) in
+        vectorised compares plus one dictionary look-up per node.
+        """
+        length = len(key) if limit is None else max(0, min(limit, len(key)))
+        root = self._roots.get(key.namespace)
+        if root is None:
+            return Match()
+        return self._walk(root, key.tokens, floor_page(length, self.page_size))
+
+    def lock(self, match: Match) -> Node | None:
+        """Hold the matched prefix until ``unlock``; nothing on it will be evicted.
+
+        Mutates: splits the last node when the match ends inside it, raises the lock count up to the root, and touches
+        access time and hits of the path. ``match`` must be fresh.
+        """
+        if not match.path:
+            return None
+        used = match.length - sum(map(len, match.path[:-1]))
+        node = match.path[-1]
+        if used < len(node):
+            node = self._split(node, used)
+        self._clock += 1
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            if at.locks == 0:
+                self._evictable -= len(at)
+                self._locked += len(at)
+            at.locks += 1
+            at.last_access = self._clock
+            at.hits += 1
+            at = at.parent
+        return node
+
+    def unlock(self, node: Node | None) -> None:
+        """Undo one ``lock`` that returned ``node``. Mutates lock counts up to the root; frees nothing."""
+        at = node
+        while at is not None and at.parent is not None:
+            if at.locks <= 0:
+                raise RuntimeError("a cache node was unlocked more often than locked")
+            at.locks -= 1
+            if at.locks == 0:
+                self._locked -= len(at)
+                self._evictable += len(at)
+                if not at.children:
+                    self._queue.push(at)
+            at = at.parent
+
+    def insert(self, key: CacheKey, handles: Handles, priority: int = 0) -> Inserted:
+        """Add a prefix (cut to whole pages); the tree owns ``handles[existing:]`` from now on.
+
+        The first ``existing`` tokens were cached already: the tree keeps its own handles for them and the caller's are
+        duplicates, still the caller's to free. Locks nothing. Mutates: may split one node, may add one leaf, touches
+        access time and priority of the path. Arrays are copied, so the caller may reuse its buffers.
+        """
+        length = floor_page(len(key), self.page_size)
+        if length == 0:
+            return Inserted(Match(), 0)
+        root = self._roots.get(key.namespace)
+        if root is None:
+            root = self._roots[key.namespace] = Node(key.namespace, b"", {}, None)
+        match = self._walk(root, key.tokens, length)
+        existing = match.length
+        if existing < length:
+            above = sum(map(len, match.path[:-1]))
+            parent = match.path[-1] if match.path else root
+            if match.path and existing - above < len(parent):
+                parent = self._split(parent, existing - above)
+                match.path[-1] = parent
+            new = {name: np.array(handles[name][existing:length], np.int32) for name in self.components}
+            leaf = Node(key.namespace, key.tokens[existing:length].tobytes(), new, parent)
+            parent.children[leaf.data[: self._page_bytes]] = leaf
+            match.path.append(leaf)
+            match.length = length
+            self._evictable += len(leaf)
+        self._clock += 1
+        for node in match.path:
+            node.last_access = self._clock
+            node.priority = max(node.priority, priority)
+        if match.path[-1].evictable:
+            self._queue.push(match.path[-1])
+        return Inserted(match, existing)
+
+    def evict(self, tokens: int) -> dict[str, Int32]:
+        """Drop at least ``tokens`` unlocked tokens, or all there are, in the policy's order, rounded up to pages.
+
+        Never touches a locked node. Mutates: removes leaves (their parents become candidates) and cuts the tail of
+        the last victim, so no more leaves than asked. Returns the freed handles by component, the caller's to free.
+        """
+        freed: dict[str, list[Int32]] = {name: [] for name in self.components}
+        gone = 0
+        while gone < tokens:
+            node = self._queue.pop()
+            if node is None:
+                break
+            keep = floor_page(max(0, len(node) - (tokens - gone)), self.page_size)
+            for name in self.components:
+                freed[name].append(node.handles[name][keep:])
+            gone += len(node) - keep
+            if keep:
+                node.data = node.data[: 4 * keep]
+                node.handles = {name: handles[:keep] for name, handles in node.handles.items()}
+                self._queue.push(node)
+            else:
+                self._remove(node)
+        self._evictable -= gone
+        return {name: np.concatenate(parts) if parts else _NO_TOKENS for name, parts in freed.items()}
+
+    def reset(self) -> dict[str, Int32]:
+        """Forget everything. RuntimeError while anything is locked; returns all handles, the caller's to free."""
+        if self._locked:
+            raise RuntimeError(f"the cache cannot be flushed while {self._locked} of its tokens are in use")
+        freed = {name: self.handles(name) for name in self.components}
+        for node in self.nodes():
+            node.parent = None  # a stale lock handle must not walk a dead tree
+        self._roots.clear()
+        self._queue.clear()
+        self._evictable = 0
+        return freed
+
+    def nodes(self) -> list[Node]:
+        """Every node below the roots, parents first; for audits."""
+        found: list[Node] = []
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                found.append(node)
+            stack.extend(node.children.values())
+        return found
+
+    def handles(self, component: str = FULL) -> Int32:
+        parts = [node.handles[component] for node in self.nodes()]
+        return np.concatenate(parts) if parts else _NO_TOKENS
+
+    def _walk(self, root: Node, tokens: Int32, length: int) -> Match:
+        path: list[Node] = []
+        data, step = tokens[:length].tobytes(), self._page_bytes
+        node, at, end = root, 0, 4 * length
+        while at < end:
+            child = node.children.get(data[at : at + step])
+            if child is None:
+                break
+            path.append(child)
+            if not data.startswith(child.data, at):
+                same = common_prefix(child.tokens, tokens[at // 4 : length])
+                at += 4 * floor_page(same, self.page_size)
+                break
+            at += len(child.data)
+            node = child
+        return Match(at // 4, path)
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut ``node`` after ``at`` tokens and return the new upper part.
+
+        The old object stays the lower part, so locks that name it still cover the whole path. Both parts get copies:
+        evicting one must give its memory back.
+        """
+        parent = node.parent
+        assert parent is not None
+        upper = Node(node.namespace, node.data[: 4 * at], {}, parent)
+        upper.handles = {name: handles[:at].copy() for name, handles in node.handles.items()}
+        upper.locks, upper.last_access, upper.hits = node.locks, node.last_access, node.hits
+        upper.priority, upper.residence = node.priority, node.residence
+        parent.children[upper.data[: self._page_bytes]] = upper
+        node.data = node.data[4 * at :]
+        node.handles = {name: handles[at:].copy() for name, handles in node.handles.items()}
+        node.parent = upper
+        upper.children[node.data[: self._page_bytes]] = node
+        return upper
+
+    def _remove(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.data[: self._page_bytes]]
+        node.parent = None
+        if parent.evictable:
+            self._queue.push(parent)
+        elif parent.parent is None and not parent.children:
+            self._roots.pop(parent.namespace, None)
