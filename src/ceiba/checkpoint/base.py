@@ -53,6 +53,11 @@ class Checkpoint(Protocol):
     """In the keys of Hugging Face's config.json, for every format (GGUF metadata is translated)."""
     generation_config: dict[str, Any]
     """temperature, top_p, eos_token_id … that the model's authors suggest; may be empty."""
+    load_format: str
+    """``gguf``, ``safetensors``, ``dummy`` (no weights: shapes come from the model code, values from a seed) or ``pt``
+    (torch's own files, which only torch can read: see ``files``). ``names`` is empty for the last two."""
+    files: tuple[str, ...]
+    """Every weight file, absolute, in reading order."""
 
     def facts(self) -> ModelFacts: ...
 
