@@ -1,29 +1,366 @@
-// The extension module of the CPU kernels: bindings only, the work is in one file per operation.
+// The extension module of the CPU kernels: bindings, argument checks and the choice of instruction set. The work is in
+// the instruction-set units; nothing here is compiled for more than the baseline.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "engine.h"
+
 namespace nb = nanobind;
+using namespace ceiba;
 
 namespace {
+
+template <class T, size_t N>
+using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+using Floats1 = Array<const float, 1>;
+using Floats2 = Array<const float, 2>;
+using Ints1 = Array<const int32_t, 1>;
+using Ints2 = Array<const int32_t, 2>;
+using Longs1 = Array<const int64_t, 1>;
+
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
+void require(bool ok, const char* message) {
+  if (!ok) refuse(message);
+}
 
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> found;
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.emplace_back("avx2");
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) found.emplace_back("avx512");
-  if (__builtin_cpu_supports("avx512vnni")) found.emplace_back("vnni");
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
+    found.emplace_back("avx512");
+    if (__builtin_cpu_supports("avx512vnni")) found.emplace_back("avx512vnni");
+  }
 #endif
   return found;
+}
+
+const Unit* unit_named(const std::string& name) {
+  std::vector<std::string> have = instruction_sets();
+  std::string wanted = name == "auto" ? (have.empty() ? "generic" : have.back()) : name;
+  if (wanted == "generic") return unit_generic();
+#if defined(__x86_64__)
+  for (const std::string& set : have) {
+    if (set != wanted) continue;
+    if (wanted == "avx2") return unit_avx2();
+    if (wanted == "avx512") return unit_avx512();
+    if (wanted == "avx512vnni") return unit_avx512vnni();
+  }
+#endif
+  refuse("instruction set '" + wanted + "' is not available on this processor");
+}
+
+Kind kind_named(const std::string& name) {
+  for (int k = 0; k < int(Kind::COUNT); k++)
+    if (name == FORMATS[k].name) return Kind(k);
+  refuse("no CPU kernel for weights of type '" + name + "'");
+}
+
+struct ScratchArena : Arena {
+  ~ScratchArena() { std::free(data); }
+  void reserve(size_t bytes) {
+    if (bytes <= size) return;
+    std::free(data);
+    size = (bytes + bytes / 4 + 4095) & ~size_t(4095);
+    data = static_cast<uint8_t*>(std::aligned_alloc(4096, size));
+    if (!data) {
+      size = 0;
+      throw std::bad_alloc();
+    }
+  }
+};
+
+// Threads, scratch and the chosen unit: everything a call needs beside its data. One call at a time.
+struct Context {
+  Team team;
+  ScratchArena arena;
+  const Unit* unit;
+  Context(int threads, const std::string& isa) : team(threads), unit(unit_named(isa)) {}
+};
+
+struct PackedMatrix {
+  Matrix m;
+  nb::object data, bias;  // keep the memory alive
+
+  PackedMatrix(const std::string& kind, int64_t rows, int64_t cols, Array<const uint8_t, 1> packed,
+               std::optional<Floats1> bias_values)
+      : m{kind_named(kind), rows, cols, packed.data(), nullptr} {
+    const Format& format = format_of(m.kind);
+    require(rows > 0 && cols > 0, "rows and cols must be positive");
+    require(cols % format.block_cols == 0, "cols must be a multiple of the weight type's block");
+    require(int64_t(packed.size()) == m.panels() * m.panel_bytes(), "packed size does not match rows, cols and type");
+    require(reinterpret_cast<uintptr_t>(packed.data()) % 4 == 0, "packed data must be aligned to 4 bytes");
+    data = nb::cast(packed);
+    if (bias_values) {
+      require(int64_t(bias_values->size()) == m.panels() * 16, "bias must be padded to a multiple of 16 rows");
+      m.bias = bias_values->data();
+      bias = nb::cast(*bias_values);
+    }
+  }
+};
+
+int64_t packed_size(const std::string& kind, int64_t rows, int64_t cols) {
+  Matrix m{kind_named(kind), rows, cols, nullptr, nullptr};
+  require(cols % format_of(m.kind).block_cols == 0, "cols must be a multiple of the weight type's block");
+  return m.panels() * m.panel_bytes();
+}
+
+struct PackJob {
+  Kind kind;
+  const uint8_t* source;
+  int64_t row_bytes, rows, cols, panels, panel_bytes;
+  uint8_t* out;
+  int64_t next = 0;
+};
+
+void pack_thread(void* context, int) {
+  PackJob& job = *static_cast<PackJob*>(context);
+  for (int64_t p; (p = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED)) < job.panels;)
+    pack_panel(job.kind, job.source, job.row_bytes, job.rows, job.cols, p * 16, job.out + p * job.panel_bytes);
+}
+
+void pack(Context& context, const std::string& kind, Array<const uint8_t, 2> source, int64_t cols,
+          Array<uint8_t, 1> out) {
+  Matrix m{kind_named(kind), int64_t(source.shape(0)), cols, nullptr, nullptr};
+  const Format& format = format_of(m.kind);
+  require(cols % format.block_cols == 0, "cols must be a multiple of the weight type's block");
+  require(int64_t(source.shape(1)) == cols / format.block_cols * format.block_bytes, "row bytes do not match cols");
+  require(int64_t(out.size()) == m.panels() * m.panel_bytes(), "out has the wrong size");
+  PackJob job{m.kind, source.data(), int64_t(source.shape(1)), m.rows, cols, m.panels(), m.panel_bytes(), out.data()};
+  nb::gil_scoped_release unlocked;
+  context.team.run(pack_thread, &job);
+}
+
+struct Groups {
+  Ints1 from, to, first, count, members, covered;
+};
+
+AttentionPlan make_plan(const Ints1& rows, const Ints1& starts, const Ints1& lengths, int64_t num_prefill,
+                        const Ints2& slot_table, const Longs1& slots, const std::optional<Groups>& groups,
+                        int64_t pool_slots, std::vector<int32_t>& no_cover) {
+  AttentionPlan p{};
+  p.segments = int64_t(rows.size());
+  p.num_prefill = num_prefill;
+  p.rows = rows.data();
+  p.starts = starts.data();
+  p.lengths = lengths.data();
+  p.slot_table = slot_table.data();
+  p.slot_stride = int64_t(slot_table.shape(1));
+  p.slots = slots.data();
+  require(int64_t(starts.size()) == p.segments && int64_t(lengths.size()) == p.segments, "rows, starts, lengths differ");
+  require(num_prefill >= 0 && num_prefill <= p.segments, "num_prefill is out of range");
+  for (int64_t i = 0; i < p.segments; i++) {
+    require(rows.data()[i] >= 0 && rows.data()[i] < int64_t(slot_table.shape(0)), "row is out of range");
+    require(starts.data()[i] >= 0 && lengths.data()[i] > 0 &&
+                int64_t(starts.data()[i]) + lengths.data()[i] <= p.slot_stride,
+            "segment leaves the slot table");
+    require(i < num_prefill || lengths.data()[i] == 1, "decode segments have one token");
+    p.tokens += lengths.data()[i];
+  }
+  require(int64_t(slots.size()) == p.tokens, "slots must have one entry per token");
+  for (int64_t i = 0; i < p.tokens; i++)
+    require(slots.data()[i] >= 0 && slots.data()[i] < pool_slots, "slot is outside the pool");
+  if (groups) {
+    p.num_groups = int64_t(groups->from.size());
+    p.group_from = groups->from.data();
+    p.group_to = groups->to.data();
+    p.group_first = groups->first.data();
+    p.group_count = groups->count.data();
+    p.group_members = groups->members.data();
+    p.group_covered = groups->covered.data();
+    require(int64_t(groups->covered.size()) == p.segments, "covered must have one entry per segment");
+    for (int64_t g = 0; g < p.num_groups; g++) {
+      require(p.group_first[g] >= 0 && p.group_count[g] > 0 &&
+                  p.group_first[g] + p.group_count[g] <= int64_t(groups->members.size()),
+              "group members are out of range");
+      for (int64_t i = 0; i < p.group_count[g]; i++) {
+        int32_t segment = p.group_members[p.group_first[g] + i];
+        require(segment >= num_prefill && segment < p.segments, "group member is not a decode segment");
+        require(p.group_to[g] <= starts.data()[segment] + 1, "group is longer than its member");
+      }
+    }
+  } else {
+    no_cover.assign(size_t(p.segments), 0);
+    p.group_covered = no_cover.data();
+  }
+  return p;
+}
+
+AttentionShape make_shape(int heads, int kv_heads, int head_dim, float scale, bool kv_bf16) {
+  require(kv_heads > 0 && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
+  require(head_dim % 32 == 0 && head_dim <= 256, "head_dim must be a multiple of 32, at most 256");
+  return {heads, kv_heads, head_dim, scale, kv_bf16};
+}
+
+using Matrices = std::vector<const PackedMatrix*>;
+
+// A whole decoder of the Llama shape. Python keeps every array alive through `keep`.
+class Decoder {
+ public:
+  Decoder(int64_t hidden, int64_t ffn, int heads, int kv_heads, int head_dim, float eps, float scale, bool kv_bf16,
+          bool int8, Floats2 cos, Floats2 sin, Floats1 final_norm, const PackedMatrix& embedding,
+          const PackedMatrix& head, nb::list layers, nb::object keep)
+      : keep_(std::move(keep)) {
+    model_ = {hidden, ffn, head.m.rows, make_shape(heads, kv_heads, head_dim, scale, kv_bf16), eps, cos.data(),
+              sin.data(), final_norm.data(), embedding.m, head.m, nullptr, 0, int8};
+    positions_ = int64_t(cos.shape(0));
+    require(hidden % 32 == 0 && ffn % 32 == 0, "hidden and ffn sizes must be multiples of 32");
+    require(int64_t(cos.shape(1)) == head_dim / 2 && int64_t(sin.shape(1)) == head_dim / 2, "rotary tables do not fit");
+    require(embedding.m.cols == hidden && head.m.cols == hidden, "embedding does not fit the hidden size");
+    for (nb::handle item : layers) add_layer(nb::cast<nb::dict>(item));
+    model_.layers = layers_.data();
+    model_.num_layers = int64_t(layers_.size());
+  }
+
+  void forward(Context& context, Ints1 ids, Ints1 positions, Ints1 rows, Ints1 starts, Ints1 lengths,
+               int64_t num_prefill, Ints2 slot_table, Longs1 slots, int64_t pool_slots, std::optional<Groups> groups,
+               Array<float, 2> hidden) {
+    std::vector<int32_t> no_cover;
+    AttentionPlan plan = make_plan(rows, starts, lengths, num_prefill, slot_table, slots, groups, pool_slots, no_cover);
+    require(int64_t(ids.size()) == plan.tokens && int64_t(positions.size()) == plan.tokens, "ids do not fit the plan");
+    require(int64_t(hidden.shape(0)) == plan.tokens && int64_t(hidden.shape(1)) == model_.hidden, "hidden does not fit");
+    for (int64_t i = 0; i < plan.tokens; i++) {
+      require(ids.data()[i] >= 0 && ids.data()[i] < model_.embedding.rows, "token id is outside the vocabulary");
+      require(positions.data()[i] >= 0 && positions.data()[i] < positions_, "position is outside the rotary table");
+    }
+    Forward call{&model_, &plan, ids.data(), positions.data(), hidden.data(), &context.team, &context.arena};
+    nb::gil_scoped_release unlocked;
+    context.arena.reserve(context.unit->forward_scratch(call));
+    context.unit->forward(call);
+  }
+
+  void logits(Context& context, Floats2 hidden, Array<float, 2> out) {
+    require(int64_t(hidden.shape(1)) == model_.hidden && out.shape(0) == hidden.shape(0) &&
+                int64_t(out.shape(1)) == model_.vocab,
+            "logits: shapes do not fit");
+    if (hidden.shape(0) == 0) return;
+    Logits call{&model_, hidden.data(), out.data(), int64_t(hidden.shape(0)), &context.team, &context.arena};
+    nb::gil_scoped_release unlocked;
+    context.arena.reserve(context.unit->logits_scratch(call));
+    context.unit->logits(call);
+  }
+
+ private:
+  static const float* optional_floats(nb::dict d, const char* name, int64_t size) {
+    nb::object value = d[name];
+    if (value.is_none()) return nullptr;
+    Floats1 array = nb::cast<Floats1>(value);
+    require(int64_t(array.size()) == size, "a norm weight has the wrong size");
+    return array.data();
+  }
+
+  void add_layer(nb::dict d) {
+    const AttentionShape& a = model_.attention;
+    int64_t heads = int64_t(a.heads) * a.head_dim, kv = int64_t(a.kv_heads) * a.head_dim;
+    auto matrix = [&](const char* name, int64_t rows, int64_t cols) {
+      const Matrix& m = nb::cast<const PackedMatrix&>(d[name]).m;
+      if (m.rows != rows || m.cols != cols) refuse(std::string(name) + " has the wrong shape");
+      return m;
+    };
+    Layer layer{};
+    layer.attn_norm = optional_floats(d, "attn_norm", model_.hidden);
+    layer.ffn_norm = optional_floats(d, "ffn_norm", model_.hidden);
+    require(layer.attn_norm && layer.ffn_norm, "a layer needs both norms");
+    layer.q_norm = optional_floats(d, "q_norm", a.head_dim);
+    layer.k_norm = optional_floats(d, "k_norm", a.head_dim);
+    layer.qkv = matrix("qkv", heads + 2 * kv, model_.hidden);
+    layer.out = matrix("out", model_.hidden, heads);
+    layer.gate_up = matrix("gate_up", 2 * model_.ffn, model_.hidden);
+    layer.down = matrix("down", model_.hidden, model_.ffn);
+    layer.k = reinterpret_cast<void*>(nb::cast<uintptr_t>(d["k"]));
+    layer.v = reinterpret_cast<void*>(nb::cast<uintptr_t>(d["v"]));
+    layers_.push_back(layer);
+  }
+
+  Model model_;
+  int64_t positions_;
+  std::vector<Layer> layers_;
+  nb::object keep_;
+};
+
+void linear(Context& context, const PackedMatrix& weight, Floats2 x, Array<float, 2> out, bool int8) {
+  require(int64_t(x.shape(1)) == weight.m.cols && out.shape(0) == x.shape(0) && int64_t(out.shape(1)) == weight.m.rows,
+          "linear: shapes do not fit");
+  require(weight.m.cols % 32 == 0, "linear: cols must be a multiple of 32");
+  if (x.shape(0) == 0) return;
+  LinearCall call{&weight.m, x.data(), out.data(), int64_t(x.shape(0)), int8, &context.team, &context.arena};
+  nb::gil_scoped_release unlocked;
+  context.arena.reserve(context.unit->linear_scratch(call));
+  context.unit->linear(call);
+}
+
+void attention(Context& context, Array<const float, 3> q, std::optional<Array<const float, 3>> k,
+               std::optional<Array<const float, 3>> v, uintptr_t k_pool, uintptr_t v_pool, int64_t pool_slots,
+               int kv_heads, bool kv_bf16, float scale, Ints1 rows, Ints1 starts, Ints1 lengths, int64_t num_prefill,
+               Ints2 slot_table, Longs1 slots, std::optional<Groups> groups, Array<float, 3> out) {
+  std::vector<int32_t> no_cover;
+  AttentionPlan plan = make_plan(rows, starts, lengths, num_prefill, slot_table, slots, groups, pool_slots, no_cover);
+  AttentionShape shape = make_shape(int(q.shape(1)), kv_heads, int(q.shape(2)), scale, kv_bf16);
+  require(int64_t(q.shape(0)) == plan.tokens && out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) &&
+              out.shape(2) == q.shape(2),
+          "attention: q and out do not fit the plan");
+  require(k.has_value() == v.has_value(), "attention: give both k and v, or neither");
+  if (k)
+    require(int64_t(k->shape(0)) == plan.tokens && int(k->shape(1)) == kv_heads && k->shape(2) == q.shape(2) &&
+                v->shape(0) == k->shape(0) && v->shape(1) == k->shape(1) && v->shape(2) == k->shape(2),
+            "attention: k and v do not fit the plan");
+  AttentionCall call{shape, &plan, q.data(), k ? k->data() : nullptr, v ? v->data() : nullptr,
+                     reinterpret_cast<void*>(k_pool), reinterpret_cast<void*>(v_pool), out.data(), &context.team,
+                     &context.arena};
+  nb::gil_scoped_release unlocked;
+  context.arena.reserve(context.unit->attention_scratch(call));
+  context.unit->attention(call);
 }
 
 }  // namespace
 
 NB_MODULE(_cpu, m) {
-  m.doc() = "CPU kernels of Ceiba.";
-  m.def("instruction_sets", &instruction_sets, "Instruction sets of this processor that the kernels can use.");
+  m.doc() = "CPU kernels of Ceiba: packed weights, whole-decoder steps, paged attention.";
+  m.def("instruction_sets", &instruction_sets, "Instruction sets of this processor that a unit exists for, best last.");
+  nb::class_<Context>(m, "Context", "Threads, scratch memory and the instruction set of calls; one call at a time.")
+      .def(nb::init<int, std::string>(), nb::arg("threads"), nb::arg("isa") = "auto")
+      .def_prop_ro("threads", [](const Context& c) { return c.team.size(); })
+      .def_prop_ro("isa", [](const Context& c) { return std::string(c.unit->name); });
+  nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight matrix in panels of 16 rows (formats.h).")
+      .def(nb::init<std::string, int64_t, int64_t, Array<const uint8_t, 1>, std::optional<Floats1>>(), nb::arg("kind"),
+           nb::arg("rows"), nb::arg("cols"), nb::arg("packed"), nb::arg("bias").none() = nb::none())
+      .def_prop_ro("rows", [](const PackedMatrix& p) { return p.m.rows; })
+      .def_prop_ro("cols", [](const PackedMatrix& p) { return p.m.cols; })
+      .def_prop_ro("kind", [](const PackedMatrix& p) { return std::string(format_of(p.m.kind).name); });
+  nb::class_<Groups>(m, "Groups", "Shared-prefix groups of a step's decode segments, parents before children.")
+      .def(nb::init<Ints1, Ints1, Ints1, Ints1, Ints1, Ints1>(), nb::arg("from_"), nb::arg("to"), nb::arg("first"),
+           nb::arg("count"), nb::arg("members"), nb::arg("covered"));
+  m.def("packed_size", &packed_size, nb::arg("kind"), nb::arg("rows"), nb::arg("cols"), "Bytes of a packed matrix.");
+  m.def("pack", &pack, nb::arg("context"), nb::arg("kind"), nb::arg("source"), nb::arg("cols"), nb::arg("out"),
+        "Pack `source` uint8 [rows, row bytes] into `out` uint8 [packed_size].");
+  m.def("linear", &linear, nb::arg("context"), nb::arg("weight"), nb::arg("x"), nb::arg("out"), nb::arg("int8"),
+        "out [m, rows] = x [m, cols] · weightᵀ + bias, float32.");
+  m.def("attention", &attention, nb::arg("context"), nb::arg("q"), nb::arg("k").none(), nb::arg("v").none(),
+        nb::arg("k_pool"), nb::arg("v_pool"), nb::arg("pool_slots"), nb::arg("kv_heads"), nb::arg("kv_bf16"),
+        nb::arg("scale"), nb::arg("rows"), nb::arg("starts"), nb::arg("lengths"), nb::arg("num_prefill"),
+        nb::arg("slot_table"), nb::arg("slots"), nb::arg("groups").none(), nb::arg("out"),
+        "Write k and v to the pool at `slots`, then attend: float32 [tokens, heads, head_dim].");
+  nb::class_<Decoder>(m, "Decoder", "A whole decoder of the Llama shape; `forward` runs all layers in one call.")
+      .def(nb::init<int64_t, int64_t, int, int, int, float, float, bool, bool, Floats2, Floats2, Floats1,
+                    const PackedMatrix&, const PackedMatrix&, nb::list, nb::object>(),
+           nb::arg("hidden"), nb::arg("ffn"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
+           nb::arg("eps"), nb::arg("scale"), nb::arg("kv_bf16"), nb::arg("int8"), nb::arg("cos"), nb::arg("sin"),
+           nb::arg("final_norm"), nb::arg("embedding"), nb::arg("head"), nb::arg("layers"), nb::arg("keep"))
+      .def("forward", &Decoder::forward, nb::arg("context"), nb::arg("ids"), nb::arg("positions"), nb::arg("rows"),
+           nb::arg("starts"), nb::arg("lengths"), nb::arg("num_prefill"), nb::arg("slot_table"), nb::arg("slots"),
+           nb::arg("pool_slots"), nb::arg("groups").none(), nb::arg("hidden"),
+           "Run all layers; `hidden` float32 [tokens, hidden] receives the output before the final norm.")
+      .def("logits", &Decoder::logits, nb::arg("context"), nb::arg("hidden"), nb::arg("out"),
+           "Final norm and output head of the given rows.");
 }

@@ -1,0 +1,353 @@
+// The whole decoder in one call: every thread of the team walks the layers together and meets at barriers, so a step
+// costs no Python and no dispatch per operation. Included by each instruction-set unit inside its anonymous namespace.
+//
+// Work inside a stage is handed out by a shared counter (one per stage, zeroed before the run): a core that the front
+// end disturbs simply takes fewer panels.
+
+constexpr int ROW_CHUNK = 64;     // activation rows a panel meets at once: their int8 form stays in the cache
+constexpr int STAGES = 8;         // counters a layer uses
+
+inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
+  vf sum = vf{};
+  for (int64_t i = 0; i < n; i += W) {
+    vf v = load(x + i);
+    sum += v * v;
+  }
+  float mean = hsum(sum) / float(n) + eps;
+  float scale = 1.f / __builtin_sqrtf(mean);
+  for (int64_t i = 0; i < n; i += W) store(out + i, load(x + i) * scale * load(weight + i));
+}
+
+inline void rotate(float* head, const float* cos, const float* sin, int dim) {
+  int half = dim / 2;
+  for (int i = 0; i < half; i += W) {
+    vf a = load(head + i), b = load(head + half + i), c = load(cos + i), s = load(sin + i);
+    store(head + i, a * c - b * s);
+    store(head + half + i, b * c + a * s);
+  }
+}
+
+// Activations of a stage, exact and (if asked) int8, for `tokens` rows of up to `cols` columns.
+struct Activations {
+  float* x;
+  QuantRows quant;
+};
+
+inline size_t activation_bytes(int64_t tokens, int64_t cols, bool int8) {
+  size_t bytes = aligned(size_t(tokens * cols) * 4);
+  if (int8) bytes += aligned(size_t(tokens * cols)) + aligned(size_t(tokens * cols / 32) * 4) + aligned(size_t(tokens * cols / 16) * 4);
+  return bytes;
+}
+
+inline Activations carve_activations(uint8_t*& at, int64_t tokens, int64_t cols, bool int8) {
+  Activations a{};
+  a.x = reinterpret_cast<float*>(carve(at, size_t(tokens * cols) * 4));
+  if (int8) {
+    a.quant.q = reinterpret_cast<int8_t*>(carve(at, size_t(tokens * cols)));
+    a.quant.scale = reinterpret_cast<float*>(carve(at, size_t(tokens * cols / 32) * 4));
+    a.quant.sums = reinterpret_cast<float*>(carve(at, size_t(tokens * cols / 16) * 4));
+  }
+  return a;
+}
+
+inline void quantize(const Activations& a, int64_t row, int64_t cols) {
+  quantize_row(a.x + row * cols, cols, a.quant.q + row * cols, a.quant.scale + row * (cols / 32),
+               a.quant.sums + row * (cols / 16));
+}
+
+// Hands out [0, total) in runs of `grain` among the team.
+template <class Fn>
+inline void share(int64_t* next, int64_t total, int64_t grain, const Fn& fn) {
+  for (int64_t at; (at = __atomic_fetch_add(next, grain, __ATOMIC_RELAXED)) < total;)
+    for (int64_t i = at; i < lmin(at + grain, total); i++) fn(i);
+}
+
+inline int64_t grain_of(int64_t total, int threads) {
+  int64_t g = total / (int64_t(threads) * 8);
+  return g < 1 ? 1 : g;
+}
+
+enum class Epilogue { STORE, ADD };
+
+// out [tokens, stride] (+)= in · wᵀ + bias, shared among the team.
+inline void product(const Matrix& w, const Input& in, int64_t tokens, float* out, int64_t stride, Epilogue epilogue,
+                    int64_t* next, int threads) {
+  int64_t panels = w.panels();
+  share(next, panels, grain_of(panels, threads), [&](int64_t p) {
+    alignas(64) float acc[ROW_CHUNK * LANES];
+    int64_t width = lmin(LANES, w.rows - p * LANES);
+    for (int64_t row = 0; row < tokens; row += ROW_CHUNK) {
+      int m = int(lmin(ROW_CHUNK, tokens - row));
+      std::memset(acc, 0, sizeof(float) * size_t(m) * LANES);
+      panel_product(w, p, in.rows(row), m, acc);
+      for (int i = 0; i < m; i++) {
+        float* to = out + (row + i) * stride + p * LANES;
+        const float* from = acc + i * LANES;
+        for (int64_t l = 0; l < width; l++) {
+          float value = from[l] + (w.bias ? w.bias[p * LANES + l] : 0.f);
+          to[l] = epilogue == Epilogue::ADD ? to[l] + value : value;
+        }
+      }
+    }
+  });
+}
+
+// out [tokens, ffn] = silu(gate) · up; panels of gate and up alternate.
+inline void product_silu(const Matrix& w, const Input& in, int64_t tokens, float* out, int64_t stride, int64_t* next,
+                         int threads) {
+  int64_t pairs = w.panels() / 2;
+  share(next, pairs, grain_of(pairs, threads), [&](int64_t p) {
+    alignas(64) float gate[ROW_CHUNK * LANES], up[ROW_CHUNK * LANES];
+    for (int64_t row = 0; row < tokens; row += ROW_CHUNK) {
+      int m = int(lmin(ROW_CHUNK, tokens - row));
+      std::memset(gate, 0, sizeof(float) * size_t(m) * LANES);
+      std::memset(up, 0, sizeof(float) * size_t(m) * LANES);
+      panel_product(w, 2 * p, in.rows(row), m, gate);
+      panel_product(w, 2 * p + 1, in.rows(row), m, up);
+      for (int i = 0; i < m; i++)
+        for (int v = 0; v < NV; v++) {
+          vf g = load(gate + i * LANES + v * W);
+          vf silu = g / (1.f + vexp(-g));
+          store(out + (row + i) * stride + p * LANES + v * W, silu * load(up + i * LANES + v * W));
+        }
+    }
+  });
+}
+
+struct DecoderScratch {
+  Activations normed, attended, inner;
+  float* qkv;
+  int64_t* counters;
+  AttentionState attention;
+};
+
+struct DecoderRun {
+  const Forward* f;
+  DecoderScratch s;
+};
+
+inline int64_t qkv_width(const AttentionShape& a) { return int64_t(a.heads + 2 * a.kv_heads) * a.head_dim; }
+
+inline size_t decoder_bytes(const Forward& f) {
+  const Model& m = *f.model;
+  const AttentionShape& a = m.attention;
+  int64_t t = f.plan->tokens, heads = int64_t(a.heads) * a.head_dim;
+  return activation_bytes(t, m.hidden, m.int8) + activation_bytes(t, heads, m.int8) +
+         activation_bytes(t, m.ffn, m.int8) + aligned(size_t(t * qkv_width(a)) * 4) +
+         aligned(size_t(m.num_layers * STAGES + STAGES) * 8) + attention_bytes(a, *f.plan, f.team->size()) + 4096;
+}
+
+// Rotates q and k of one token, writes k and v to the pool.
+inline void place_token(const Model& m, const Layer& layer, const Forward& f, float* qkv, int64_t token) {
+  const AttentionShape& a = m.attention;
+  int dim = a.head_dim;
+  const float* cos = m.cos + int64_t(f.positions[token]) * (dim / 2);
+  const float* sin = m.sin + int64_t(f.positions[token]) * (dim / 2);
+  float* at = qkv + token * qkv_width(a);
+  for (int h = 0; h < a.heads + a.kv_heads; h++) {
+    float* head = at + h * dim;
+    const float* norm = h < a.heads ? layer.q_norm : layer.k_norm;
+    if (norm) rms_norm(head, norm, dim, m.eps, head);
+    rotate(head, cos, sin, dim);
+  }
+  int64_t slot = f.plan->slots[token] * a.kv_heads * dim;
+  const float *k = at + a.heads * dim, *v = k + a.kv_heads * dim;
+  for (int i = 0; i < a.kv_heads * dim; i += W) {
+    if (a.kv_bf16) {
+      pool_store<true>(layer.k, slot + i, load(k + i));
+      pool_store<true>(layer.v, slot + i, load(v + i));
+    } else {
+      pool_store<false>(layer.k, slot + i, load(k + i));
+      pool_store<false>(layer.v, slot + i, load(v + i));
+    }
+  }
+}
+
+inline void run_layer(DecoderRun& run, const Layer& layer, int64_t* counters, int id) {
+  const Forward& f = *run.f;
+  const Model& m = *f.model;
+  const AttentionShape& a = m.attention;
+  DecoderScratch& s = run.s;
+  Team& team = *f.team;
+  int threads = team.size();
+  int64_t t = f.plan->tokens, heads = int64_t(a.heads) * a.head_dim, width = qkv_width(a);
+  int64_t rows = grain_of(t, threads);
+
+  share(counters + 0, t, rows, [&](int64_t i) {
+    rms_norm(f.hidden + i * m.hidden, layer.attn_norm, m.hidden, m.eps, s.normed.x + i * m.hidden);
+    if (m.int8) quantize(s.normed, i, m.hidden);
+  });
+  team.barrier();
+  product(layer.qkv, Input{s.normed.x, m.hidden, s.normed.quant}, t, s.qkv, width, Epilogue::STORE, counters + 1, threads);
+  team.barrier();
+  share(counters + 2, t, rows, [&](int64_t i) { place_token(m, layer, f, s.qkv, i); });
+  team.barrier();
+  if (a.kv_bf16)
+    attend<true>(a, *f.plan, s.attention, s.qkv, width, layer.k, layer.v, s.attended.x, counters + 3, counters + 4, team, id);
+  else
+    attend<false>(a, *f.plan, s.attention, s.qkv, width, layer.k, layer.v, s.attended.x, counters + 3, counters + 4, team, id);
+  team.barrier();
+  if (m.int8) {
+    share(counters + 5, t, rows, [&](int64_t i) { quantize(s.attended, i, heads); });
+    team.barrier();
+  }
+  product(layer.out, Input{s.attended.x, heads, s.attended.quant}, t, f.hidden, m.hidden, Epilogue::ADD, counters + 6, threads);
+  team.barrier();
+}
+
+inline void run_ffn(DecoderRun& run, const Layer& layer, int64_t* counters) {
+  const Forward& f = *run.f;
+  const Model& m = *f.model;
+  DecoderScratch& s = run.s;
+  Team& team = *f.team;
+  int threads = team.size();
+  int64_t t = f.plan->tokens, rows = grain_of(t, threads);
+
+  share(counters + 0, t, rows, [&](int64_t i) {
+    rms_norm(f.hidden + i * m.hidden, layer.ffn_norm, m.hidden, m.eps, s.normed.x + i * m.hidden);
+    if (m.int8) quantize(s.normed, i, m.hidden);
+  });
+  team.barrier();
+  product_silu(layer.gate_up, Input{s.normed.x, m.hidden, s.normed.quant}, t, s.inner.x, m.ffn, counters + 1, threads);
+  team.barrier();
+  if (m.int8) {
+    share(counters + 2, t, rows, [&](int64_t i) { quantize(s.inner, i, m.ffn); });
+    team.barrier();
+  }
+  product(layer.down, Input{s.inner.x, m.ffn, s.inner.quant}, t, f.hidden, m.hidden, Epilogue::ADD, counters + 3, threads);
+  team.barrier();
+}
+
+void forward_thread(void* context, int id) {
+  DecoderRun& run = *static_cast<DecoderRun*>(context);
+  const Forward& f = *run.f;
+  const Model& m = *f.model;
+  int64_t* counters = run.s.counters;
+  share(counters, f.plan->tokens, 1, [&](int64_t i) { matrix_row(m.embedding, f.ids[i], f.hidden + i * m.hidden); });
+  f.team->barrier();
+  for (int64_t l = 0; l < m.num_layers; l++) {
+    int64_t* at = counters + STAGES + 2 * l * STAGES;
+    run_layer(run, m.layers[l], at, id);
+    run_ffn(run, m.layers[l], at + STAGES);
+  }
+}
+
+size_t forward_scratch(const Forward& f) {
+  return decoder_bytes(f) + aligned(size_t(f.model->num_layers * 2 * STAGES + STAGES) * 8);
+}
+
+void forward(const Forward& f) {
+  const Model& m = *f.model;
+  const AttentionShape& a = m.attention;
+  int64_t t = f.plan->tokens, heads = int64_t(a.heads) * a.head_dim;
+  uint8_t* at = f.arena->data;
+  DecoderRun run{&f, {}};
+  run.s.normed = carve_activations(at, t, m.hidden, m.int8);
+  run.s.attended = carve_activations(at, t, heads, m.int8);
+  run.s.inner = carve_activations(at, t, m.ffn, m.int8);
+  run.s.qkv = reinterpret_cast<float*>(carve(at, size_t(t * qkv_width(a)) * 4));
+  size_t counters = size_t(m.num_layers * 2 * STAGES + STAGES) * 8;
+  run.s.counters = reinterpret_cast<int64_t*>(carve(at, counters));
+  std::memset(run.s.counters, 0, counters);
+  prepare_attention(a, *f.plan, f.team->size(), at, run.s.attention);
+  f.team->run(forward_thread, &run);
+}
+
+// ── logits, one linear layer, one attention call ────────────────────────────────────────────────────────────────────
+
+struct LinearRun {
+  const Matrix* weight;
+  Activations in;
+  bool int8;
+  int64_t m;
+  float* out;
+  int64_t* counters;
+  Team* team;
+  const float* norm;      // final norm to apply first, or null
+  float eps;
+  const float* raw;       // [m, cols]
+};
+
+void linear_thread(void* context, int) {
+  LinearRun& r = *static_cast<LinearRun*>(context);
+  int64_t cols = r.weight->cols;
+  share(r.counters, r.m, 1, [&](int64_t i) {
+    if (r.norm)
+      rms_norm(r.raw + i * cols, r.norm, cols, r.eps, r.in.x + i * cols);
+    else
+      std::memcpy(r.in.x + i * cols, r.raw + i * cols, sizeof(float) * size_t(cols));
+    if (r.int8) quantize(r.in, i, cols);
+  });
+  r.team->barrier();
+  product(*r.weight, Input{r.in.x, cols, r.in.quant}, r.m, r.out, r.weight->rows, Epilogue::STORE, r.counters + 1,
+          r.team->size());
+}
+
+size_t linear_bytes(int64_t m, int64_t cols, bool int8) { return activation_bytes(m, cols, int8) + 256; }
+
+void run_linear(LinearRun& r, Arena& arena) {
+  uint8_t* at = arena.data;
+  r.counters = reinterpret_cast<int64_t*>(carve(at, 2 * 8));
+  r.counters[0] = r.counters[1] = 0;
+  r.in = carve_activations(at, r.m, r.weight->cols, r.int8);
+  r.team->run(linear_thread, &r);
+}
+
+bool use_int8(const Matrix& w, bool asked) { return asked && format_of(w.kind).quantized; }
+
+size_t logits_scratch(const Logits& l) { return linear_bytes(l.n, l.model->hidden, true); }
+void logits(const Logits& l) {
+  LinearRun r{&l.model->head, {}, use_int8(l.model->head, l.model->int8), l.n, l.out, nullptr, l.team,
+              l.model->final_norm, l.model->eps, l.hidden};
+  run_linear(r, *l.arena);
+}
+
+size_t linear_scratch(const LinearCall& c) { return linear_bytes(c.m, c.weight->cols, true); }
+void linear(const LinearCall& c) {
+  LinearRun r{c.weight, {}, use_int8(*c.weight, c.int8), c.m, c.out, nullptr, c.team, nullptr, 0.f, c.x};
+  run_linear(r, *c.arena);
+}
+
+struct AttentionRun {
+  const AttentionCall* call;
+  AttentionState state;
+  int64_t* counters;
+};
+
+void attention_thread(void* context, int id) {
+  AttentionRun& r = *static_cast<AttentionRun*>(context);
+  const AttentionCall& c = *r.call;
+  const AttentionShape& a = c.shape;
+  int64_t width = int64_t(a.kv_heads) * a.head_dim;
+  if (c.new_k) {
+    share(r.counters, c.plan->tokens, 1, [&](int64_t t) {
+      int64_t to = c.plan->slots[t] * width;
+      for (int64_t i = 0; i < width; i += W) {
+        vf k = load(c.new_k + t * width + i), v = load(c.new_v + t * width + i);
+        if (a.kv_bf16) {
+          pool_store<true>(c.k, to + i, k);
+          pool_store<true>(c.v, to + i, v);
+        } else {
+          pool_store<false>(c.k, to + i, k);
+          pool_store<false>(c.v, to + i, v);
+        }
+      }
+    });
+    c.team->barrier();
+  }
+  int64_t stride = int64_t(a.heads) * a.head_dim;
+  if (a.kv_bf16)
+    attend<true>(a, *c.plan, r.state, c.q, stride, c.k, c.v, c.out, r.counters + 1, r.counters + 2, *c.team, id);
+  else
+    attend<false>(a, *c.plan, r.state, c.q, stride, c.k, c.v, c.out, r.counters + 1, r.counters + 2, *c.team, id);
+}
+
+size_t attention_scratch(const AttentionCall& c) { return attention_bytes(c.shape, *c.plan, c.team->size()) + 256; }
+void attention(const AttentionCall& c) {
+  uint8_t* at = c.arena->data;
+  AttentionRun r{&c, {}, nullptr};
+  r.counters = reinterpret_cast<int64_t*>(carve(at, 3 * 8));
+  r.counters[0] = r.counters[1] = r.counters[2] = 0;
+  prepare_attention(c.shape, *c.plan, c.team->size(), at, r.state);
+  c.team->run(attention_thread, &r);
+}

@@ -1,0 +1,115 @@
+// What crosses from the bindings to an instruction-set unit: plain structs and a table of functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "formats.h"
+#include "threads.h"
+
+namespace ceiba {
+
+// Paged attention of one step over one layer's keys and values. Segments as in the step contract: `num_prefill` ragged
+// ones first, then one-token segments. Slots index tokens of the pool.
+struct AttentionPlan {
+  int64_t segments, num_prefill, tokens;
+  const int32_t *rows, *starts, *lengths;   // [segments]
+  const int32_t* slot_table;                // [rows, slot_stride]
+  int64_t slot_stride;
+  const int64_t* slots;                     // [tokens]: where new keys and values go
+  // Prefix groups of decode segments: group g covers positions [from, to) of members[first .. first + count).
+  int64_t num_groups;
+  const int32_t *group_from, *group_to, *group_first, *group_count, *group_members;
+  const int32_t* group_covered;             // [segments]: positions that groups serve, from 0
+};
+
+struct AttentionShape {
+  int heads, kv_heads, head_dim;
+  float scale;
+  bool kv_bf16;
+};
+
+struct Layer {
+  const float *attn_norm, *ffn_norm;
+  const float *q_norm, *k_norm;             // [head_dim] or null
+  Matrix qkv, out, gate_up, down;           // gate and up panels alternate in gate_up
+  void *k, *v;                              // pool of this layer: [slots, kv_heads, head_dim]
+};
+
+struct Model {
+  int64_t hidden, ffn, vocab;
+  AttentionShape attention;
+  float eps;
+  const float *cos, *sin;                   // [positions, head_dim / 2]
+  const float* final_norm;
+  Matrix embedding, head;
+  const Layer* layers;
+  int64_t num_layers;
+  bool int8;                                // int8 activations for quantized weights
+};
+
+// Scratch that grows to the largest batch seen; owned by the bindings so that no unit allocates.
+struct Arena {
+  uint8_t* data = nullptr;
+  size_t size = 0;
+};
+
+struct Forward {
+  const Model* model;
+  const AttentionPlan* plan;
+  const int32_t *ids, *positions;           // [tokens]
+  float* hidden;                            // [tokens, hidden], written
+  Team* team;
+  Arena* arena;
+};
+
+struct Logits {
+  const Model* model;
+  const float* hidden;                      // [n, hidden], before the final norm
+  float* out;                               // [n, vocab]
+  int64_t n;
+  Team* team;
+  Arena* arena;
+};
+
+struct LinearCall {
+  const Matrix* weight;
+  const float* x;                           // [m, cols]
+  float* out;                               // [m, rows]
+  int64_t m;
+  bool int8;
+  Team* team;
+  Arena* arena;
+};
+
+struct AttentionCall {
+  AttentionShape shape;
+  const AttentionPlan* plan;
+  const float* q;                           // [tokens, heads, head_dim]
+  const float *new_k, *new_v;               // [tokens, kv_heads, head_dim] or null: already written
+  void *k, *v;
+  float* out;                               // [tokens, heads, head_dim]
+  Team* team;
+  Arena* arena;
+};
+
+struct Unit {
+  const char* name;
+  size_t (*forward_scratch)(const Forward&);
+  void (*forward)(const Forward&);
+  size_t (*logits_scratch)(const Logits&);
+  void (*logits)(const Logits&);
+  size_t (*linear_scratch)(const LinearCall&);
+  void (*linear)(const LinearCall&);
+  size_t (*attention_scratch)(const AttentionCall&);
+  void (*attention)(const AttentionCall&);
+};
+
+const Unit* unit_generic();
+#if defined(__x86_64__)
+const Unit* unit_avx2();
+const Unit* unit_avx512();
+const Unit* unit_avx512vnni();
+#endif
+
+}  // namespace ceiba

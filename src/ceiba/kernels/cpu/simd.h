@@ -1,0 +1,146 @@
+// Vectors of one instruction set. Included by each instruction-set unit inside its anonymous namespace, so that nothing
+// emitted here can be linked into code for an older processor. LANES output rows make a panel; a panel is NV vectors.
+//
+// Arithmetic is GCC's vector extension (also NEON); only what it cannot say is written with intrinsics.
+
+constexpr int LANES = 16;
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+constexpr int NV = LANES / W;
+
+typedef float vf __attribute__((vector_size(W * 4)));
+typedef int32_t vi __attribute__((vector_size(W * 4)));
+typedef uint8_t vb __attribute__((vector_size(W * 4)));
+typedef uint16_t vh __attribute__((vector_size(W * 4)));
+typedef float vf_u __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef uint8_t vb_u __attribute__((vector_size(W * 4), aligned(1), may_alias));
+typedef uint16_t half_vec __attribute__((vector_size(W * 2), aligned(2), may_alias));
+typedef int8_t quarter_vec __attribute__((vector_size(W), aligned(1), may_alias));
+typedef uint8_t uquarter_vec __attribute__((vector_size(W), aligned(1), may_alias));
+
+inline vf set1(float x) { return vf{} + x; }
+inline vf load(const float* p) { return *reinterpret_cast<const vf_u*>(p); }
+inline void store(float* p, vf v) { *reinterpret_cast<vf_u*>(p) = v; }
+inline vb load_bytes(const uint8_t* p) { return *reinterpret_cast<const vb_u*>(p); }
+inline vf to_float(vi v) { return __builtin_convertvector(v, vf); }
+inline vf vmax(vf a, vf b) { return a > b ? a : b; }
+inline int imin(int a, int b) { return a < b ? a : b; }
+inline int64_t lmin(int64_t a, int64_t b) { return a < b ? a : b; }
+
+inline vf from_s8(const int8_t* p) {
+  return __builtin_convertvector(*reinterpret_cast<const quarter_vec*>(p), vf);
+}
+inline vf from_u8(const uint8_t* p) {
+  return __builtin_convertvector(*reinterpret_cast<const uquarter_vec*>(p), vf);
+}
+
+inline vf from_half(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  vf out;
+  for (int i = 0; i < W; i++) out[i] = half_to_float(p[i]);
+  return out;
+#endif
+}
+
+inline vf from_bf16(const uint16_t* p) {
+  vi wide = __builtin_convertvector(*reinterpret_cast<const half_vec*>(p), vi);
+  return (vf)(wide << 16);
+}
+inline void to_bf16(uint16_t* p, vf v) {  // round to nearest even; NaN stays NaN because its payload's top bit is set
+  vi bits = (vi)v;
+  vi rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  rounded = (v == v) ? rounded : (bits | 0x400000);
+  *reinterpret_cast<half_vec*>(p) = __builtin_convertvector((rounded >> 16) & 0xffff, half_vec);
+}
+
+inline float hsum(vf v) {
+  float lanes[W];
+  store(lanes, v);
+  for (int step = W / 2; step > 0; step /= 2)
+    for (int i = 0; i < step; i++) lanes[i] += lanes[i + step];
+  return lanes[0];
+}
+inline float hmax(vf v) {
+  float best = v[0];
+  for (int i = 1; i < W; i++) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
+// exp by 2^n · p(r): range reduction with two-part ln 2 and a degree-6 polynomial; relative error below 2e-7.
+inline vf vexp(vf x) {
+  x = x < -87.3f ? set1(-87.3f) : x;
+  x = x > 88.3f ? set1(88.3f) : x;
+  vf scaled = x * 1.44269504f;
+  vi n = __builtin_convertvector(scaled + (scaled < 0.f ? set1(-0.5f) : set1(0.5f)), vi);
+  vf nf = to_float(n);
+  vf r = x - nf * 0.693359375f;
+  r = r - nf * -2.12194440e-4f;
+  vf p = set1(1.3888889e-3f);
+  p = p * r + 8.3333333e-3f;
+  p = p * r + 4.1666667e-2f;
+  p = p * r + 1.6666667e-1f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  return p * (vf)((n + 127) << 23);
+}
+
+// acc[row] += sum over 4 of w[row][j] · x[j]: w unsigned 7-bit at most where the set lacks VNNI (see `fits16`).
+struct Dot {
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+  static inline vi step(vi acc, vb w, int32_t x) {
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x));
+  }
+#elif defined(__AVX512BW__)
+  static inline vi step(vi acc, vb w, int32_t x) {
+    __m512i pairs = _mm512_maddubs_epi16((__m512i)w, _mm512_set1_epi32(x));
+    return acc + (vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+  }
+#elif defined(__AVX2__)
+  static inline vi step(vi acc, vb w, int32_t x) {
+    __m256i pairs = _mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(x));
+    return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+#else
+  static inline vi step(vi acc, vb w, int32_t x) {
+    const int8_t* xs = reinterpret_cast<const int8_t*>(&x);
+    for (int r = 0; r < W; r++)
+      for (int j = 0; j < 4; j++) acc[r] += int32_t(w[4 * r + j]) * xs[j];
+    return acc;
+  }
+#endif
+};
+
+// The same with signed 8-bit w.
+inline vi dot_signed(vi acc, vb w, int32_t x) {
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+  // (w + 128) unsigned times x, less 128 · Σx, which a second dot with a constant gives.
+  vb biased = w ^ 0x80;
+  acc = (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)biased, _mm512_set1_epi32(x));
+  __m512i offset = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8((char)0x80), _mm512_set1_epi32(x));
+  return acc - (vi)offset;
+#elif defined(__AVX512BW__)
+  __m512i lo = _mm512_madd_epi16(_mm512_srai_epi16(_mm512_slli_epi16((__m512i)w, 8), 8),
+                                 _mm512_srai_epi16(_mm512_slli_epi16(_mm512_set1_epi32(x), 8), 8));
+  __m512i hi = _mm512_madd_epi16(_mm512_srai_epi16((__m512i)w, 8), _mm512_srai_epi16(_mm512_set1_epi32(x), 8));
+  return acc + (vi)lo + (vi)hi;
+#elif defined(__AVX2__)
+  __m256i xs = _mm256_set1_epi32(x);
+  __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)w), _mm256_sign_epi8(xs, (__m256i)w));
+  return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+  const int8_t* xs = reinterpret_cast<const int8_t*>(&x);
+  for (int r = 0; r < W; r++)
+    for (int j = 0; j < 4; j++) acc[r] += int32_t(int8_t(w[4 * r + j])) * xs[j];
+  return acc;
+#endif
+}

@@ -1,0 +1,2 @@
+#define CEIBA_UNIT avx2
+#include "unit.inc"

@@ -1,0 +1,2 @@
+#define CEIBA_UNIT avx512
+#include "unit.inc"

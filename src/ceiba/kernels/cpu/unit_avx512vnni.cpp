@@ -1,0 +1,2 @@
+#define CEIBA_UNIT avx512vnni
+#include "unit.inc"

@@ -1,0 +1,2 @@
+#define CEIBA_UNIT generic
+#include "unit.inc"

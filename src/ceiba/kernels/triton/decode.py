@@ -1,0 +1,471 @@
+"""Paged attention for decode: one query token per segment over keys and values found through a slot table.
+
+Split-KV (flash-decoding, Dao et al. 2023): several blocks share a long segment and the last one to finish merges their
+partial softmaxes. Segments whose first slots are the same ones may read them once (``shared_parts``): all their queries
+against one stretch of slots, merged exactly with each segment's own part. Grids depend on tensor shapes and on splits
+chosen by the caller, never on lengths, which are read on the device: launches can be captured in a graph.
+
+Logits are kept in base 2. Knows slots and rows as numbers, nothing of requests or prefix trees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from ceiba.kernels.triton.launch import divide_up, num_multiprocessors, pdl_options, power_of_two, wait_for_predecessor
+
+LOG2E = 1.4426950408889634
+ITEM_FIELDS = 6
+"""A shared stretch, int32: first entry in ``members``, number of members, slot-table row, first position, end
+position, part that receives the result."""
+
+
+@triton.jit
+def _cap(x, softcap, SOFTCAP: tl.constexpr):
+    """softcap·tanh(x/softcap), both in base-2 units."""
+    if SOFTCAP:
+        e = tl.exp2(2.8853900817779268 * tl.abs(x) / softcap)
+        t = 1.0 - 2.0 / (e + 1.0)
+        x = softcap * tl.where(x < 0, -t, t)
+    return x
+
+
+@triton.jit
+def _attend_slots(
+    q,
+    acc,
+    m,
+    l,
+    table_ptr,
+    k_ptr,
+    v_ptr,
+    pool_stride,
+    begin,
+    end,
+    lowest,
+    scale,
+    softcap,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BD: tl.constexpr,
+    BDV: tl.constexpr,
+    BN: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Online softmax of q [M, BD] over positions [begin, end) of one slot-table row, those below ``lowest`` left out."""
+    d = tl.arange(0, BD)
+    dv = tl.arange(0, BDV)
+    for start in tl.range(begin, end, BN, num_stages=STAGES):
+        at = start + tl.arange(0, BN)
+        inside = (at < end) & (at >= lowest)
+        slots = tl.load(table_ptr + at, mask=inside, other=0).to(tl.int64)
+        k_mask = inside[:, None] if D == BD else inside[:, None] & (d < D)[None, :]
+        v_mask = inside[:, None] if DV == BDV else inside[:, None] & (dv < DV)[None, :]
+        k = tl.load(k_ptr + slots[:, None] * pool_stride + d[None, :], mask=k_mask, other=0.0).to(q.dtype)
+        v = tl.load(v_ptr + slots[:, None] * (pool_stride // D * DV) + dv[None, :], mask=v_mask, other=0.0).to(q.dtype)
+        s = _cap(tl.dot(q, tl.trans(k)) * scale, softcap, SOFTCAP)
+        s = tl.where(inside[None, :], s, -float("inf"))
+        m_new = tl.maximum(m, tl.max(s, axis=1))
+        base = tl.where(m_new == -float("inf"), 0.0, m_new)
+        alpha = tl.exp2(m - base)
+        p = tl.exp2(s - base[:, None])
+        l = l * alpha + tl.sum(p, axis=1)
+        acc = tl.dot(p.to(q.dtype), v, acc * alpha[:, None])
+        m = m_new
+    return acc, m, l
+
+
+@triton.jit
+def _decode(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    rows_ptr,
+    lens_ptr,
+    starts_ptr,
+    shared_count_ptr,
+    sinks_ptr,
+    out_ptr,
+    part_ptr,
+    lse_ptr,
+    counter_ptr,
+    q_stride,
+    pool_stride,
+    table_stride,
+    batch,
+    scale,
+    softcap,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BD: tl.constexpr,
+    BDV: tl.constexpr,
+    BN: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LEAST: tl.constexpr,
+    SHARED_PARTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    segment = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    row = tl.load(rows_ptr + segment).to(tl.int64)
+    length = tl.load(lens_ptr + segment)
+    own = 0
+    shared = 0
+    if SHARED_PARTS > 0:
+        own = tl.load(starts_ptr + segment)
+        shared = tl.load(shared_count_ptr + segment)
+    lowest = 0
+    if WINDOW > 0:
+        lowest = tl.maximum(length - WINDOW, 0)
+    begin = tl.maximum(own, lowest // BN * BN)
+    blocks = tl.cdiv(tl.maximum(length - begin, 0), BN)
+    per_split = tl.maximum(tl.cdiv(blocks, SPLITS), LEAST)
+    used = tl.maximum(tl.cdiv(blocks, per_split), 1)
+    if split < used:
+        g = tl.arange(0, GP)
+        heads = kv_head * G + g
+        live = g < G
+        d = tl.arange(0, BD)
+        dv = tl.arange(0, BDV)
+        wait_for_predecessor(PDL)
+        q_mask = live[:, None] & (d < D)[None, :]
+        q = tl.load(q_ptr + segment * q_stride + heads[:, None] * D + d[None, :], mask=q_mask, other=0.0)
+        acc = tl.zeros((GP, BDV), tl.float32)
+        m = tl.full((GP,), -float("inf"), tl.float32)
+        l = tl.zeros((GP,), tl.float32)
+        first = begin + split * per_split * BN
+        acc, m, l = _attend_slots(
+            q,
+            acc,
+            m,
+            l,
+            table_ptr + row * table_stride,
+            k_ptr + kv_head * D,
+            v_ptr + kv_head * DV,
+            pool_stride,
+            first,
+            tl.minimum(first + per_split * BN, length),
+            lowest,
+            scale,
+            softcap,
+            D,
+            DV,
+            BD,
+            BDV,
+            BN,
+            SOFTCAP,
+            STAGES,
+        )
+        out_at = out_ptr + (segment * HKV * G + heads[:, None]) * DV + dv[None, :]
+        out_mask = live[:, None] & (dv < DV)[None, :]
+        if used + shared == 1:
+            if SINKS:
+                sink = tl.load(sinks_ptr + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
+                top = tl.maximum(m, sink)
+                l = l * tl.exp2(m - top) + tl.exp2(sink - top)
+                acc *= tl.exp2(m - top)[:, None]
+            y = acc / tl.where(l > 0.0, l, 1.0)[:, None]
+            tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=out_mask)
+        else:
+            # The part's place: [PARTS, batch, heads]; shared parts come first.
+            place = ((SHARED_PARTS + split) * batch + segment) * HKV * G + heads
+            safe = tl.where(l > 0.0, l, 1.0)
+            tl.store(part_ptr + place[:, None] * DV + dv[None, :], acc / safe[:, None], mask=out_mask)
+            tl.store(lse_ptr + place, tl.where(l > 0.0, m + tl.log2(safe), -float("inf")), mask=live)
+            tl.debug_barrier()
+            done = tl.atomic_add(counter_ptr + segment * HKV + kv_head, 1, sem="acq_rel")
+            if done == used - 1:
+                tl.store(counter_ptr + segment * HKV + kv_head, 0)
+                part = tl.arange(0, PARTS)
+                present = (part < shared) | ((part >= SHARED_PARTS) & (part < SHARED_PARTS + used))
+                for h in tl.static_range(0, G):
+                    spot = (part.to(tl.int64) * batch + segment) * HKV * G + kv_head * G + h
+                    lse = tl.load(lse_ptr + spot, mask=present, other=-float("inf"), cache_modifier=".cg")
+                    top = tl.max(lse, axis=0)
+                    if SINKS:
+                        sink = tl.load(sinks_ptr + kv_head * G + h).to(tl.float32) * 1.4426950408889634
+                        top = tl.maximum(top, sink)
+                    top = tl.where(top == -float("inf"), 0.0, top)
+                    weight = tl.exp2(lse - top)
+                    total = tl.sum(weight, axis=0)
+                    if SINKS:
+                        total += tl.exp2(sink - top)
+                    o_mask = present[:, None] & (dv < DV)[None, :]
+                    o_at = part_ptr + spot[:, None] * DV + dv[None, :]
+                    o = tl.load(o_at, mask=o_mask, other=0.0, cache_modifier=".cg")
+                    y = tl.sum(o * weight[:, None], axis=0) / tl.where(total > 0.0, total, 1.0)
+                    y_at = out_ptr + (segment * HKV * G + kv_head * G + h) * DV + dv
+                    tl.store(y_at, y.to(out_ptr.dtype.element_ty), mask=dv < DV)
+    else:
+        wait_for_predecessor(PDL)
+
+
+@triton.jit
+def _shared(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    items_ptr,
+    num_items_ptr,
+    members_ptr,
+    part_ptr,
+    lse_ptr,
+    q_stride,
+    pool_stride,
+    table_stride,
+    batch,
+    scale,
+    softcap,
+    G: tl.constexpr,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BD: tl.constexpr,
+    BDV: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    items = tl.load(num_items_ptr)
+    d = tl.arange(0, BD)
+    dv = tl.arange(0, BDV)
+    r = tl.arange(0, BM)
+    wait_for_predecessor(PDL)
+    for work in range(tl.program_id(0), items * HKV, tl.num_programs(0)):
+        item = items_ptr + (work // HKV) * 6
+        kv_head = work % HKV
+        first = tl.load(item)
+        count = tl.load(item + 1)
+        row = tl.load(item + 2).to(tl.int64)
+        begin = tl.load(item + 3)
+        end = tl.load(item + 4)
+        part = tl.load(item + 5).to(tl.int64)
+        live = r // G < count
+        segment = tl.load(members_ptr + first + r // G, mask=live, other=0).to(tl.int64)
+        heads = kv_head * G + r % G
+        q_at = q_ptr + segment[:, None] * q_stride + heads[:, None] * D + d[None, :]
+        q = tl.load(q_at, mask=live[:, None] & (d < D)[None, :], other=0.0)
+        acc = tl.zeros((BM, BDV), tl.float32)
+        m = tl.full((BM,), -float("inf"), tl.float32)
+        l = tl.zeros((BM,), tl.float32)
+        acc, m, l = _attend_slots(
+            q,
+            acc,
+            m,
+            l,
+            table_ptr + row * table_stride,
+            k_ptr + kv_head * D,
+            v_ptr + kv_head * DV,
+            pool_stride,
+            begin,
+            end,
+            0,
+            scale,
+            softcap,
+            D,
+            DV,
+            BD,
+            BDV,
+            BN,
+            SOFTCAP,
+            STAGES,
+        )
+        place = (part * batch + segment) * HKV * G + heads
+        safe = tl.where(l > 0.0, l, 1.0)
+        o_mask = live[:, None] & (dv < DV)[None, :]
+        tl.store(part_ptr + place[:, None] * DV + dv[None, :], acc / safe[:, None], mask=o_mask)
+        tl.store(lse_ptr + place, tl.where(l > 0.0, m + tl.log2(safe), -float("inf")), mask=live)
+
+
+@dataclass(slots=True)
+class DecodeWorkspace:
+    """Scratch of the decode kernels, allocated once and kept for the life of every graph that was captured with it."""
+
+    parts: torch.Tensor
+    """float32: partial outputs, viewed as [parts, batch, heads, v_head_dim]"""
+    lse: torch.Tensor
+    """float32: their log-sum-exp in base 2, viewed as [parts, batch, heads]"""
+    counters: torch.Tensor
+    """int32 [max batch · kv_heads], zero between launches"""
+
+    @staticmethod
+    def allocate(
+        max_batch: int, num_heads: int, num_kv_heads: int, v_head_dim: int, shared_parts: int, device: torch.device
+    ) -> DecodeWorkspace:
+        """Room for every batch up to ``max_batch`` with the splits of ``choose_splits`` and ``shared_parts``."""
+        most = max(
+            (shared_parts + choose_splits(b, num_kv_heads, num_multiprocessors(device))) * b
+            for b in range(1, max_batch + 1)
+        )
+        return DecodeWorkspace(
+            torch.empty(most * num_heads * v_head_dim, dtype=torch.float32, device=device),
+            torch.empty(most * num_heads, dtype=torch.float32, device=device),
+            torch.zeros(max_batch * num_kv_heads, dtype=torch.int32, device=device),
+        )
+
+
+def choose_splits(batch: int, num_kv_heads: int, multiprocessors: int) -> int:
+    """Blocks per segment and kv head: enough to fill the device some four times at small batches, and never one at
+    large ones, so that a single long segment does not hold the step up alone. Splits that a short segment does not
+    need end at once.
+    """
+    splits = power_of_two(divide_up(4 * multiprocessors, batch * num_kv_heads))
+    return max(2, min(32, splits))
+
+
+def shared_parts(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_table: torch.Tensor,
+    items: torch.Tensor,
+    num_items: torch.Tensor,
+    members: torch.Tensor,
+    workspace: DecodeWorkspace,
+    scale: float,
+    softcap: float = 0.0,
+) -> None:
+    """Attend shared stretches of slots for all their members at once; partial results go to ``workspace``.
+
+    q [B, heads, D]; items int32 [n, ITEM_FIELDS], the first ``num_items`` [1] of them valid, each with at most
+    ``shared_tile(heads // kv_heads)`` members; members int32: segment indices. ``decode`` merges the parts.
+    """
+    batch, num_heads, dim = q.shape
+    kv_heads, v_dim = k_pool.shape[1], v_pool.shape[2]
+    group = num_heads // kv_heads
+    options = pdl_options(q.device)
+    _shared[(num_multiprocessors(q.device) * 2,)](
+        q,
+        k_pool,
+        v_pool,
+        slot_table,
+        items,
+        num_items,
+        members,
+        workspace.parts,
+        workspace.lse,
+        q.stride(0),
+        k_pool.stride(0),
+        slot_table.stride(0),
+        batch,
+        scale * LOG2E,
+        softcap * LOG2E,
+        G=group,
+        HKV=kv_heads,
+        D=dim,
+        DV=v_dim,
+        BD=power_of_two(dim),
+        BDV=power_of_two(v_dim),
+        BM=SHARED_ROWS,
+        BN=64,
+        SOFTCAP=softcap > 0.0,
+        STAGES=3 if dim <= 128 else 2,
+        num_warps=4,
+        **options,
+    )
+
+
+SHARED_ROWS = 64
+"""Query rows (members times heads of a group) of one shared item."""
+
+
+def shared_tile(group: int) -> int:
+    """Members that one shared item may have."""
+    return SHARED_ROWS // group
+
+
+def decode(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_table: torch.Tensor,
+    rows: torch.Tensor,
+    kv_lens: torch.Tensor,
+    workspace: DecodeWorkspace,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    own_starts: torch.Tensor | None = None,
+    shared_counts: torch.Tensor | None = None,
+    max_shared_parts: int = 0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of one query token per segment over its keys, itself included.
+
+    q [B, heads, D], rows contiguous; k_pool [slots, kv_heads, D], v_pool [slots, kv_heads, DV], q's dtype or float8;
+    slot_table int32 [rows, context]; rows, kv_lens int32 [B] (a length of 0 gives zeros). ``window``: the last so many
+    tokens only. ``softcap``: c·tanh(x/c) on scaled logits. ``sinks`` [heads]: a logit per head that takes weight and
+    gives no value. After ``shared_parts``: own_starts int32 [B], the first position that no shared part covered, and
+    shared_counts int32 [B], parts of each segment, at most ``max_shared_parts``. Returns [B, heads, DV].
+    """
+    batch, num_heads, dim = q.shape
+    kv_heads, v_dim = k_pool.shape[1], v_pool.shape[2]
+    group = num_heads // kv_heads
+    if out is None:
+        out = torch.empty(batch, num_heads, v_dim, dtype=q.dtype, device=q.device)
+    if batch == 0:
+        return out
+    splits = choose_splits(batch, kv_heads, num_multiprocessors(q.device))
+    parts = max_shared_parts + splits
+    if parts * batch * num_heads > workspace.lse.numel() or batch * kv_heads > workspace.counters.numel():
+        raise ValueError(f"the decode workspace is too small for a batch of {batch} with {parts} parts; allocate more")
+    unused = rows
+    _decode[(batch, kv_heads, splits)](
+        q,
+        k_pool,
+        v_pool,
+        slot_table,
+        rows,
+        kv_lens,
+        unused if own_starts is None else own_starts,
+        unused if shared_counts is None else shared_counts,
+        q if sinks is None else sinks,
+        out,
+        workspace.parts,
+        workspace.lse,
+        workspace.counters,
+        q.stride(0),
+        k_pool.stride(0),
+        slot_table.stride(0),
+        batch,
+        scale * LOG2E,
+        softcap * LOG2E,
+        G=group,
+        GP=max(16, power_of_two(group)),
+        HKV=kv_heads,
+        D=dim,
+        DV=v_dim,
+        BD=power_of_two(dim),
+        BDV=power_of_two(v_dim),
+        BN=64,
+        SPLITS=splits,
+        LEAST=1 if splits >= 16 else 4 if splits >= 8 else 16,
+        SHARED_PARTS=max_shared_parts,
+        PARTS=power_of_two(parts),
+        WINDOW=window,
+        SOFTCAP=softcap > 0.0,
+        SINKS=sinks is not None,
+        STAGES=3 if dim <= 128 else 2,
+        num_warps=4,
+        **pdl_options(q.device),
+    )
+    return out

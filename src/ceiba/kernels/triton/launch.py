@@ -1,0 +1,61 @@
+"""How the kernels of this package are launched: programmatic dependent launch where the device has it, the number of
+multiprocessors, block sizes. Knows devices only, never what a kernel computes.
+
+Programmatic dependent launch (Hopper and later) lets a kernel's blocks start while the previous kernel drains. Every
+kernel here that is launched so keeps one rule: it reads nothing that an earlier kernel of the step wrote, and writes
+nothing, before ``gdc_wait``; only weights and step metadata may be touched before. ``gdc_launch_dependents`` comes
+after ``gdc_wait``, so a kernel that has started knows that its predecessor's predecessor is complete.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+
+@functools.cache
+def _device_facts(index: int) -> tuple[int, bool]:
+    properties = torch.cuda.get_device_properties(index)
+    return properties.multi_processor_count, properties.major >= 9
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of ``device``; 132 (an H200's) where there is none, so that grids can be tested anywhere."""
+    if device.type != "cuda":
+        return 132
+    return _device_facts(device.index or 0)[0]
+
+
+def pdl_options(device: torch.device) -> dict[str, bool]:
+    """Launch options of a kernel with a ``PDL`` switch."""
+    if device.type == "cuda" and _device_facts(device.index or 0)[1]:
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least ``n``."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def divide_up(n: int, by: int) -> int:
+    return -(-n // by)
+
+
+@triton.jit
+def wait_for_predecessor(PDL: tl.constexpr):
+    """Everything earlier kernels wrote is visible after this; later kernels may start their prologues."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def prefetch_to_l2(pointers):
+    """Ask for the 128-byte lines under a block of pointers; fetches nothing into registers."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )

@@ -1,0 +1,301 @@
+"""Attention of ragged prefill: each segment's new queries over its cached prefix (through the slot table) and over its
+own new keys (contiguous, causal, aligned bottom right), in one online softmax (flash attention, Dao 2022).
+
+The heads that share a kv head lie in one tile next to each other, so that short segments fill tiles and a tile's
+diagonal is narrow. Logits are kept in base 2. Knows slots and rows as numbers only.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ceiba.kernels.triton.decode import LOG2E, _cap
+from ceiba.kernels.triton.launch import power_of_two
+
+TILE_ROWS = 128
+"""Query rows (tokens times heads of a group) of one tile."""
+
+
+@triton.jit
+def _online(q, k, v, acc, m, total, keep, scale, softcap, SOFTCAP: tl.constexpr, MASKED: tl.constexpr):
+    """One step of the online softmax: k, v [BN, D]; ``keep`` [BM, BN] where MASKED."""
+    s = tl.dot(q, tl.trans(k))
+    if SOFTCAP:
+        s = _cap(s * scale, softcap, SOFTCAP)
+        if MASKED:
+            s = tl.where(keep, s, -float("inf"))
+        m_new = tl.maximum(m, tl.max(s, axis=1))
+        base = tl.where(m_new == -float("inf"), 0.0, m_new)
+        p = tl.exp2(s - base[:, None])
+    else:
+        if MASKED:
+            s = tl.where(keep, s, -float("inf"))
+        m_new = tl.maximum(m, tl.max(s, axis=1) * scale)
+        base = tl.where(m_new == -float("inf"), 0.0, m_new)
+        p = tl.exp2(s * scale - base[:, None])
+    alpha = tl.exp2(m - base)
+    total = total * alpha + tl.sum(p, axis=1)
+    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+    return acc, m_new, total
+
+
+@triton.jit
+def _prefill(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    k_pool_ptr,
+    v_pool_ptr,
+    table_ptr,
+    tiles_ptr,
+    sinks_ptr,
+    out_ptr,
+    q_stride,
+    k_stride,
+    v_stride,
+    pool_stride,
+    table_stride,
+    scale,
+    softcap,
+    G: tl.constexpr,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BD: tl.constexpr,
+    BDV: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    POOLED: tl.constexpr,
+    TMA: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    tile = tiles_ptr + tl.program_id(0) * 5
+    kv_head = tl.program_id(1)
+    q_first = tl.load(tile)  # the segment's first row in q, k and v
+    t0 = tl.load(tile + 1)  # the tile's first token, counted from q_first
+    length = tl.load(tile + 2)  # the segment's new tokens
+    cached = tl.load(tile + 3)  # tokens before them
+    row = tl.load(tile + 4).to(tl.int64)
+    BT: tl.constexpr = BM // G
+    r = tl.arange(0, BM)
+    d = tl.arange(0, BD)
+    dv = tl.arange(0, BDV)
+    token = t0 + r // G
+    live = (r < BT * G) & (token < length)
+    heads = kv_head * G + r % G
+    q_row = (q_first + token).to(tl.int64)
+    q_at = q_ptr + q_row[:, None] * q_stride + heads[:, None] * D + d[None, :]
+    q = tl.load(q_at, mask=live[:, None] & (d < D)[None, :], other=0.0)
+    acc = tl.zeros((BM, BDV), tl.float32)
+    m = tl.full((BM,), -float("inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    last = tl.minimum(t0 + BT, length)  # end of the tile's tokens
+    table_at = table_ptr + row * table_stride
+    k_pool_at = k_pool_ptr + kv_head * D
+    v_pool_at = v_pool_ptr + kv_head * DV
+    v_pool_stride = pool_stride // D * DV
+
+    # Positions in the pool: the cached prefix, or everything where the new keys are read from the pool as well.
+    pool_end = cached
+    if POOLED:
+        pool_end = cached + (last if CAUSAL else length)
+    lowest = 0
+    if WINDOW > 0:
+        lowest = tl.maximum(cached + t0 - WINDOW + 1, 0) // BN * BN
+    for start in tl.range(lowest, pool_end, BN, num_stages=STAGES):
+        at = start + tl.arange(0, BN)
+        inside = at < pool_end
+        slots = tl.load(table_at + at, mask=inside, other=0).to(tl.int64)
+        k_mask = inside[:, None] if D == BD else inside[:, None] & (d < D)[None, :]
+        v_mask = inside[:, None] if DV == BDV else inside[:, None] & (dv < DV)[None, :]
+        k = tl.load(k_pool_at + slots[:, None] * pool_stride + d[None, :], mask=k_mask, other=0.0).to(q.dtype)
+        v = tl.load(v_pool_at + slots[:, None] * v_pool_stride + dv[None, :], mask=v_mask, other=0.0).to(q.dtype)
+        keep = inside[None, :] & (r >= 0)[:, None]
+        if POOLED and CAUSAL:
+            keep = keep & (at[None, :] <= (cached + token)[:, None])
+        if WINDOW > 0:
+            keep = keep & (at[None, :] > (cached + token)[:, None] - WINDOW)
+        acc, m, total = _online(q, k, v, acc, m, total, keep, scale, softcap, SOFTCAP, True)
+
+    if not POOLED:
+        first = 0
+        if WINDOW > 0:
+            first = tl.maximum(t0 - WINDOW + 1, 0) // BN * BN
+        end = length
+        plain = length // BN * BN
+        if CAUSAL:
+            end = last
+            plain = t0 // BN * BN
+        if WINDOW > 0:
+            plain = first
+        plain = tl.maximum(plain, first)
+        # Blocks that every query of the tile sees whole, then those that need a mask.
+        for start in tl.range(first, plain, BN, num_stages=STAGES):
+            if TMA:
+                k = k_ptr.load([q_first + start, kv_head * D])
+                v = v_ptr.load([q_first + start, kv_head * DV])
+            else:
+                at = (q_first + start + tl.arange(0, BN)).to(tl.int64)
+                k = tl.load(k_ptr + at[:, None] * k_stride + kv_head * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+                v_at = v_ptr + at[:, None] * v_stride + kv_head * DV + dv[None, :]
+                v = tl.load(v_at, mask=(dv < DV)[None, :], other=0.0)
+            acc, m, total = _online(q, k, v, acc, m, total, live[:, None], scale, softcap, SOFTCAP, False)
+        for start in tl.range(plain, end, BN, num_stages=1):
+            at = start + tl.arange(0, BN)
+            inside = at < length
+            if TMA:
+                # Rows past the segment are another's keys or zeros: finite, and masked below.
+                k = k_ptr.load([q_first + start, kv_head * D])
+                v = v_ptr.load([q_first + start, kv_head * DV])
+            else:
+                kv_row = (q_first + at).to(tl.int64)
+                k_at = k_ptr + kv_row[:, None] * k_stride + kv_head * D + d[None, :]
+                v_at = v_ptr + kv_row[:, None] * v_stride + kv_head * DV + dv[None, :]
+                k = tl.load(k_at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
+                v = tl.load(v_at, mask=inside[:, None] & (dv < DV)[None, :], other=0.0)
+            keep = inside[None, :] & (r >= 0)[:, None]
+            if CAUSAL:
+                keep = keep & (at[None, :] <= token[:, None])
+            if WINDOW > 0:
+                keep = keep & (at[None, :] > token[:, None] - WINDOW)
+            acc, m, total = _online(q, k, v, acc, m, total, keep, scale, softcap, SOFTCAP, True)
+
+    if SINKS:
+        sink = tl.load(sinks_ptr + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
+        top = tl.maximum(m, sink)
+        total = total * tl.exp2(m - top) + tl.exp2(sink - top)
+        acc *= tl.exp2(m - top)[:, None]
+    y = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    out_at = out_ptr + (q_row * (HKV * G) + heads)[:, None] * DV + dv[None, :]
+    tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=live[:, None] & (dv < DV)[None, :])
+
+
+TILE_FIELDS = 5
+"""A tile, int32: the segment's first row in q, the tile's first token in the segment, the segment's new tokens, tokens
+cached before them, slot-table row."""
+
+
+def plan_tiles(lengths: np.ndarray, cached: np.ndarray, rows: np.ndarray, group: int) -> np.ndarray:
+    """Cut segments of ``lengths`` new tokens (back to back in q) into tiles, the costliest first.
+
+    All arguments int32 [B]; ``group`` is heads per kv head. Returns int32 [n, TILE_FIELDS].
+    """
+    step = TILE_ROWS // group
+    counts = -(-lengths // step)
+    segment = np.repeat(np.arange(len(lengths), dtype=np.int32), counts)
+    inner = np.arange(len(segment), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
+    firsts = np.cumsum(lengths) - lengths
+    tiles = np.empty((len(segment), TILE_FIELDS), np.int32)
+    tiles[:, 0] = firsts[segment]
+    tiles[:, 1] = inner * step
+    tiles[:, 2] = lengths[segment]
+    tiles[:, 3] = cached[segment]
+    tiles[:, 4] = rows[segment]
+    cost = tiles[:, 1] + tiles[:, 3]
+    return tiles[np.argsort(-cost, kind="stable")]
+
+
+@functools.cache
+def prefill_shape(head_dim: int) -> tuple[int, int, int]:
+    """(BLOCK_N, warps, stages) by head dimension, from measurements on an H200 (docs/benchmarks.md)."""
+    if head_dim <= 128:
+        return 128, 8, 2
+    return 64, 8, 2
+
+
+def prefill(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_table: torch.Tensor,
+    tiles: torch.Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    causal: bool = True,
+    out: torch.Tensor | None = None,
+    shape: tuple[int, int, int] | None = None,
+) -> torch.Tensor:
+    """Attention of the new tokens of ragged segments over their cached prefix and themselves.
+
+    q [T, heads, D]; k [T, kv_heads, D], v [T, kv_heads, DV]: the new keys and values (heads contiguous, any row
+    stride), or both None: the pool holds them already and they are read through the slot table. k_pool
+    [slots, kv_heads, D], v_pool [slots, kv_heads, DV]; slot_table int32 [rows, context]; tiles int32 from
+    ``plan_tiles``. window, softcap, sinks as in ``decode``; ``causal`` False: every new token sees all new tokens.
+    Returns [T, heads, DV]; rows that no tile covers keep what they were (``out``).
+    """
+    tokens, num_heads, dim = q.shape
+    kv_heads, v_dim = k_pool.shape[1], v_pool.shape[2]
+    group = num_heads // kv_heads
+    if out is None:
+        out = torch.empty(tokens, num_heads, v_dim, dtype=q.dtype, device=q.device)
+    if tiles.shape[0] == 0:
+        return out
+    block, warps, stages = shape or prefill_shape(dim)
+    pooled = k is None or v is None
+    tma = (
+        not pooled
+        and q.is_cuda
+        and torch.cuda.get_device_capability(q.device)[0] >= 9
+        and power_of_two(dim) == dim
+        and power_of_two(v_dim) == v_dim
+        and q.dtype.itemsize == 2
+        and k.stride(0) % 8 == 0
+        and v.stride(0) % 8 == 0
+        and k.data_ptr() % 16 == 0
+        and v.data_ptr() % 16 == 0
+    )
+    k_argument: object = q if k is None else k
+    v_argument: object = q if v is None else v
+    if tma:
+        k_argument = TensorDescriptor(k, [tokens, kv_heads * dim], [k.stride(0), 1], [block, dim])
+        v_argument = TensorDescriptor(v, [tokens, kv_heads * v_dim], [v.stride(0), 1], [block, v_dim])
+    _prefill[(tiles.shape[0], kv_heads)](
+        q,
+        k_argument,
+        v_argument,
+        k_pool,
+        v_pool,
+        slot_table,
+        tiles,
+        q if sinks is None else sinks,
+        out,
+        q.stride(0),
+        0 if k is None else k.stride(0),
+        0 if v is None else v.stride(0),
+        k_pool.stride(0),
+        slot_table.stride(0),
+        scale * LOG2E,
+        softcap * LOG2E,
+        G=group,
+        HKV=kv_heads,
+        D=dim,
+        DV=v_dim,
+        BD=power_of_two(dim),
+        BDV=power_of_two(v_dim),
+        BM=TILE_ROWS,
+        BN=block,
+        WINDOW=window,
+        SOFTCAP=softcap > 0.0,
+        SINKS=sinks is not None,
+        CAUSAL=causal,
+        POOLED=pooled,
+        TMA=tma,
+        STAGES=stages,
+        num_warps=warps,
+        num_stages=stages,
+    )
+    return out

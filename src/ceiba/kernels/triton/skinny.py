@@ -1,0 +1,274 @@
+"""Matrix products with few rows, bound by reading the weight once: a GEMV for one row with the norm before it and the
+activation or residual after it fused in, and a split-K product for up to 64 rows. Larger products belong to cuBLAS.
+
+A split product returns float32 partial sums [P, M, N]; the kernel that reads it next (norm, rotary, activation) adds
+them up, which costs nothing extra and keeps the order of additions fixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from ceiba.kernels.triton.activation import silu
+from ceiba.kernels.triton.launch import (
+    divide_up,
+    num_multiprocessors,
+    pdl_options,
+    power_of_two,
+    prefetch_to_l2,
+    wait_for_predecessor,
+)
+
+MAX_ROWS = 64
+"""Rows up to which ``matmul_parts`` accepts a product."""
+
+
+@triton.jit
+def _gemv(
+    x_ptr,
+    w_ptr,
+    out_ptr,
+    norm_ptr,
+    residual_ptr,
+    N,
+    w_stride,
+    eps,
+    K: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    NORM: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SILU: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    rows = n < N
+    w_at = w_ptr + n[:, None].to(tl.int64) * w_stride + k[None, :]
+    u_at = w_at + N.to(tl.int64) * w_stride
+    w = tl.load(w_at, mask=rows[:, None] & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
+    if SILU:
+        u = tl.load(u_at, mask=rows[:, None] & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
+    wait_for_predecessor(PDL)
+    acc = tl.zeros((BN, BK), tl.float32)
+    if SILU:
+        acc_u = tl.zeros((BN, BK), tl.float32)
+    squares = tl.zeros((BK,), tl.float32)
+    for start in range(0, K, BK):
+        now = w
+        ahead = start + BK + k
+        mask = rows[:, None] & (ahead < K)[None, :]
+        w = tl.load(w_at + start + BK, mask=mask, other=0.0, eviction_policy="evict_first")
+        if SILU:
+            now_u = u
+            u = tl.load(u_at + start + BK, mask=mask, other=0.0, eviction_policy="evict_first")
+        x = tl.load(x_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32)
+        if NORM:
+            squares += x * x
+            x *= tl.load(norm_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32)
+        acc += now.to(tl.float32) * x[None, :]
+        if SILU:
+            acc_u += now_u.to(tl.float32) * x[None, :]
+    y = tl.sum(acc, axis=1)
+    scale = 1.0
+    if NORM:
+        scale = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
+        y *= scale
+    if SILU:
+        y = silu(y) * tl.sum(acc_u, axis=1) * scale
+    if RESIDUAL:
+        y += tl.load(residual_ptr + n, mask=rows, other=0.0).to(tl.float32)
+    tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=rows)
+
+
+@dataclass(frozen=True, slots=True)
+class GemvShape:
+    """Tile of the GEMV: rows and columns of the weight a block takes at a time, and its warps."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+def gemv_shape(n: int, k: int, paired: bool) -> GemvShape:
+    """The tile for an [n, k] weight, from measurements on an H200 (docs/benchmarks.md)."""
+    if paired:
+        return GemvShape(4, 512, 4)
+    if n >= 32768:
+        return GemvShape(8, 512, 4)
+    return GemvShape(4, 1024, 4) if k >= 2048 else GemvShape(8, 256, 2)
+
+
+def gemv(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    residual: torch.Tensor | None = None,
+    silu_pairs: bool = False,
+    out: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    shape: GemvShape | None = None,
+) -> torch.Tensor:
+    """One row times a weight: x [1, K] · w [N, K]ᵀ -> [1, N] in ``dtype`` (default x's), float32 accumulation.
+
+    ``norm`` [K]: x stands for RMSNorm(x)·norm, computed here. ``residual`` [1, N] is added to the product.
+    ``silu_pairs``: w is [2N, K], gate rows then up rows, and the result is silu(gate)·up [1, N].
+    """
+    n, k = w.shape
+    if silu_pairs:
+        n //= 2
+    if out is None:
+        out = torch.empty(1, n, dtype=dtype or x.dtype, device=x.device)
+    tile = shape or gemv_shape(n, k, silu_pairs)
+    _gemv[(divide_up(n, tile.rows),)](
+        x,
+        w,
+        out,
+        x if norm is None else norm,
+        x if residual is None else residual,
+        n,
+        w.stride(0),
+        eps,
+        K=k,
+        BN=tile.rows,
+        BK=min(tile.columns, power_of_two(k)),
+        NORM=norm is not None,
+        RESIDUAL=residual is not None,
+        SILU=silu_pairs,
+        num_warps=tile.warps,
+        **pdl_options(x.device),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["M"])
+def _matmul_parts(
+    x_ptr,
+    w_ptr,
+    out_ptr,
+    M,
+    N,
+    x_stride,
+    w_stride,
+    K: tl.constexpr,
+    K_PART: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    SILU: tl.constexpr,
+    WARM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    part = tl.program_id(1)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.arange(0, BM)
+    k = tl.arange(0, BK)
+    first = part * K_PART
+    n_read = tl.minimum(n, N - 1).to(tl.int64)
+    m_read = tl.minimum(m, M - 1)
+    if PDL:
+        line = tl.arange(0, WARM)
+        prefetch_to_l2(w_ptr + n_read[:, None] * w_stride + first + line[None, :] * 64)
+        if SILU:
+            prefetch_to_l2(w_ptr + (n_read + N)[:, None] * w_stride + first + line[None, :] * 64)
+    wait_for_predecessor(PDL)
+    w_at = w_ptr + n_read[None, :] * w_stride + first + k[:, None]
+    x_at = x_ptr + m_read[:, None] * x_stride + first + k[None, :]
+    acc = tl.zeros((BM, BN), tl.float32)
+    if SILU:
+        acc_u = tl.zeros((BM, BN), tl.float32)
+        u_at = w_at + N.to(tl.int64) * w_stride
+    for start in tl.range(0, K_PART, BK, num_stages=STAGES):
+        if K % K_PART == 0 and K_PART % BK == 0:
+            x = tl.load(x_at + start)
+            w = tl.load(w_at + start, eviction_policy="evict_first")
+            if SILU:
+                u = tl.load(u_at + start, eviction_policy="evict_first")
+        else:
+            inside = (start + k < K_PART) & (first + start + k < K)
+            x = tl.load(x_at + start, mask=inside[None, :], other=0.0)
+            w = tl.load(w_at + start, mask=inside[:, None], other=0.0, eviction_policy="evict_first")
+            if SILU:
+                u = tl.load(u_at + start, mask=inside[:, None], other=0.0, eviction_policy="evict_first")
+        acc = tl.dot(x, w, acc)
+        if SILU:
+            acc_u = tl.dot(x, u, acc_u)
+    if SILU:
+        acc = silu(acc) * acc_u
+    at = out_ptr + part.to(tl.int64) * M * N + m[:, None] * N + n[None, :]
+    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyShape:
+    """Tile of the split product: weight rows and columns a block takes at a time, parts of K, pipeline stages, warps."""
+
+    rows: int
+    columns: int
+    parts: int
+    stages: int
+    warps: int
+
+
+def skinny_shape(m: int, n: int, k: int, paired: bool, multiprocessors: int) -> SkinnyShape:
+    """The tile and the split: enough blocks to fill the device twice, parts of at least 512 columns."""
+    rows = 32 if m <= 16 else 64
+    if paired:
+        return SkinnyShape(rows if m <= 16 else 32, 128 if m > 16 else 256, 1, 4, 4)
+    if n >= 32768:
+        return SkinnyShape(64, 128, 1, 5, 4)
+    parts = 1
+    while parts < 8 and divide_up(n, rows) * parts < 2 * multiprocessors and k // (parts * 2) >= 512:
+        parts *= 2
+    return SkinnyShape(rows, 256 if m <= 16 else 128, parts, 4, 4)
+
+
+def matmul_parts(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    silu_pairs: bool = False,
+    single: bool = False,
+    dtype: torch.dtype | None = None,
+    shape: SkinnyShape | None = None,
+) -> torch.Tensor:
+    """x [M, K] · w [N, K]ᵀ for M ≤ 64.
+
+    Returns float32 [P, M, N] whose sum over P is the product; with ``single`` or ``silu_pairs`` (w [2N, K], gate rows
+    then up rows: silu(gate)·up) the whole result [M, N] in ``dtype`` (default x's). K must be divisible by 64.
+    Raises ValueError for more rows.
+    """
+    m, k = x.shape
+    n = w.shape[0] // 2 if silu_pairs else w.shape[0]
+    if m > MAX_ROWS:
+        raise ValueError(f"matmul_parts takes at most {MAX_ROWS} rows, not {m}; use torch.matmul")
+    whole = single or silu_pairs
+    tile = shape or skinny_shape(m, n, k, silu_pairs, num_multiprocessors(x.device))
+    parts = 1 if whole else tile.parts
+    part = divide_up(divide_up(k, parts), 64) * 64
+    out = torch.empty(parts, m, n, dtype=(dtype or x.dtype) if whole else torch.float32, device=x.device)
+    _matmul_parts[(divide_up(n, tile.rows), parts)](
+        x,
+        w,
+        out,
+        m,
+        n,
+        x.stride(0),
+        w.stride(0),
+        K=k,
+        K_PART=part,
+        BM=max(16, power_of_two(m)),
+        BN=tile.rows,
+        BK=min(tile.columns, power_of_two(part)),
+        STAGES=tile.stages,
+        SILU=silu_pairs,
+        WARM=min(16, power_of_two(divide_up(part, 64))),
+        num_warps=tile.warps,
+        **pdl_options(x.device),
+    )
+    return out[0] if whole else out

@@ -1,0 +1,163 @@
+"""The C++ kernels against numpy float64 and torch, over random shapes, on every instruction set of this processor."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from ceiba.kernels import cpu
+
+pytestmark = pytest.mark.skipif(not cpu.available, reason="installed without a C++ compiler")
+
+QUANTS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+SETS = ["generic", *(cpu._cpu.instruction_sets() if cpu.available else [])]
+
+
+def random_blocks(kind: str, rows: int, cols: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Random bytes of a GGUF type with tame scales, and what they mean in float32 according to the gguf package."""
+    qtype = gguf.GGMLQuantizationType[kind]
+    block_cols, block_bytes = gguf.GGML_QUANT_SIZES[qtype]
+    data = rng.integers(0, 256, (rows, cols // block_cols, block_bytes), dtype=np.uint8)
+    halves = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2]}
+    for at in halves.get(kind, [208]):
+        values = rng.normal(size=data.shape[:2]).astype(np.float16) * np.float16(0.02)
+        data[..., at : at + 2] = values[..., None].view(np.uint8)
+    data = data.reshape(rows, -1)
+    return data, gguf.dequantize(data, qtype).astype(np.float32).reshape(rows, cols)
+
+
+def plain_blocks(kind: str, rows: int, cols: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    values = torch.from_numpy(rng.normal(size=(rows, cols)).astype(np.float32))
+    if kind == "BF16":
+        stored = values.bfloat16()
+        return stored.view(torch.uint8).numpy().reshape(rows, -1), stored.float().numpy()
+    return values.numpy().view(np.uint8).reshape(rows, -1), values.numpy()
+
+
+def packed(context: object, kind: str, source: np.ndarray, rows: int, cols: int, bias: np.ndarray | None = None):
+    out = np.full(cpu._cpu.packed_size(kind, rows, cols), 0xAA, np.uint8)
+    cpu._cpu.pack(context, kind, source, cols, out)
+    return cpu._cpu.PackedMatrix(kind, rows, cols, out, bias)
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("kind", [*QUANTS, "F32", "BF16"])
+@pytest.mark.parametrize("m", [1, 3, 17, 131])
+def test_linear_matches_float64(isa: str, kind: str, m: int) -> None:
+    rng = np.random.default_rng()
+    context = cpu._cpu.Context(2, isa)
+    rows, cols = int(rng.integers(1, 70)), 256 * int(rng.integers(1, 4))
+    source, weight = (random_blocks if kind in QUANTS else plain_blocks)(kind, rows, cols, rng)
+    bias = np.zeros((rows + 15) // 16 * 16, np.float32)
+    bias[:rows] = rng.normal(size=rows)
+    matrix = packed(context, kind, source, rows, cols, bias)
+    x = rng.normal(size=(m, cols)).astype(np.float32)
+    expected = x.astype(np.float64) @ weight.T.astype(np.float64) + bias[:rows]
+    # The size that the products have before they cancel: rounding noise is relative to that.
+    size = np.linalg.norm(np.sqrt(x.astype(np.float64) ** 2 @ weight.T.astype(np.float64) ** 2))
+    for int8, bound in ((False, 2e-6), (True, 1e-2 if kind in QUANTS else 2e-6)):
+        out = np.full((m, rows), np.nan, np.float32)
+        cpu._cpu.linear(context, matrix, x, out, int8)
+        error = np.linalg.norm(out - expected) / size
+        assert error < bound, (int8, error)
+
+
+def reference_attention(q, k_pool, v_pool, table, rows, starts, lengths, scale):
+    """float64 softmax attention, one segment at a time."""
+    outs, at = [], 0
+    group = q.shape[1] // k_pool.shape[1]
+    for row, start, length in zip(rows, starts, lengths, strict=True):
+        end = start + length
+        slots = torch.from_numpy(table[row, :end].astype(np.int64))
+        k = k_pool[slots].double().repeat_interleave(group, 1)
+        v = v_pool[slots].double().repeat_interleave(group, 1)
+        scores = torch.einsum("thd,shd->hts", q[at : at + length].double(), k) * scale
+        mask = torch.arange(end)[None, :] > (start + torch.arange(length))[:, None]
+        scores.masked_fill_(mask[None], -torch.inf)
+        outs.append(torch.einsum("hts,shd->thd", scores.softmax(-1), v))
+        at += length
+    return torch.cat(outs)
+
+
+def attention_case(rng: np.random.Generator, dtype: torch.dtype, prefill: list, decode: list, shared: int = 0):
+    """Random slots in a random order; the first `shared` positions of all decode rows are the same slots."""
+    heads, kv_heads, dim = [(9, 3, 64), (8, 8, 32), (14, 2, 64), (32, 8, 128)][rng.integers(4)]
+    starts = np.array([s for s, _ in prefill] + decode, np.int32)
+    lengths = np.array([n for _, n in prefill] + [1] * len(decode), np.int32)
+    rows = rng.permutation(len(starts) + 3)[: len(starts)].astype(np.int32)
+    table = np.zeros((len(starts) + 3, int((starts + lengths).max()) + 5), np.int32)
+    pool_slots = int((starts + lengths).sum()) + shared + 7
+    order = rng.permutation(pool_slots).astype(np.int32)
+    prefix, used = order[:shared], shared
+    slots = []
+    for i, row in enumerate(rows):
+        end = starts[i] + lengths[i]
+        own = order[used : used + end]
+        used += end
+        table[row, :end] = own
+        if shared and i >= len(prefill):
+            table[row, :shared] = prefix
+        slots.append(table[row, starts[i] : end])
+    tokens = int(lengths.sum())
+    q = torch.randn(tokens, heads, dim)
+    k, v = torch.randn(tokens, kv_heads, dim), torch.randn(tokens, kv_heads, dim)
+    pools = [torch.randn(pool_slots, kv_heads, dim).to(dtype) for _ in range(2)]
+    return rows, starts, lengths, table, np.concatenate(slots).astype(np.int64), q, k, v, pools
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_matches_float64(isa: str, dtype: torch.dtype) -> None:
+    rng = np.random.default_rng()
+    context = cpu._cpu.Context(2, isa)
+    for prefill, decode, shared in (
+        ([(0, 1)], [], 0),
+        ([(0, 37), (90, 130)], [5, 0, 700], 0),
+        ([], [int(n) for n in rng.integers(0, 1500, 5)], 0),
+        ([(3, 20)], [600 + int(n) for n in rng.integers(0, 40, 9)], 530),
+    ):
+        rows, starts, lengths, table, slots, q, k, v, pools = attention_case(rng, dtype, prefill, decode, shared)
+        groups = None
+        if shared:
+            first, deep = len(prefill), shared + 20
+            members = np.arange(first, len(rows), dtype=np.int32)
+            nested = members[:3]
+            for i in nested[1:]:
+                table[rows[i], shared:deep] = table[rows[nested[0]], shared:deep]
+            covered = np.zeros(len(rows), np.int32)
+            covered[members] = shared
+            covered[nested] = deep
+            arrays = ([0, shared], [shared, deep], [0, len(members)], [len(members), len(nested)])
+            groups = cpu._cpu.Groups(
+                *(np.array(a, np.int32) for a in arrays), np.concatenate([members, nested]), covered
+            )
+        out = torch.full_like(q, torch.nan)
+        cpu._cpu.attention(
+            context, q.numpy(), k.numpy(), v.numpy(), pools[0].data_ptr(), pools[1].data_ptr(), len(pools[0]),
+            k.shape[1], dtype == torch.bfloat16, 0.125, rows, starts, lengths, len(prefill), table, slots, groups,
+            out.numpy(),
+        )  # fmt: skip
+        assert torch.equal(pools[0][slots], k.to(dtype))
+        assert torch.equal(pools[1][slots], v.to(dtype))
+        expected = reference_attention(q, *pools, table, rows, starts, lengths, 0.125)
+        error = ((out.double() - expected).norm() / expected.norm()).item()
+        assert error < 2e-6, (prefill, decode, shared, error)
+
+
+def test_arguments_out_of_range_are_refused() -> None:
+    context = cpu._cpu.Context(1)
+    with pytest.raises(ValueError, match="no CPU kernel"):
+        cpu._cpu.packed_size("IQ9_X", 4, 32)
+    with pytest.raises(ValueError, match="multiple"):
+        cpu._cpu.packed_size("Q4_K", 4, 32)
+    with pytest.raises(ValueError, match="not available"):
+        cpu._cpu.Context(1, "amx9000")
+    case = attention_case(np.random.default_rng(), torch.float32, [], [3])
+    rows, starts, lengths, table, slots, q, k, v, pools = case
+    with pytest.raises(ValueError, match="outside the pool"):
+        cpu._cpu.attention(
+            context, q.numpy(), k.numpy(), v.numpy(), pools[0].data_ptr(), pools[1].data_ptr(), 1, k.shape[1], False,
+            1.0, rows, starts, lengths, 0, table, slots + 1, None, q.numpy(),
+        )  # fmt: skip
