@@ -74,7 +74,7 @@ OLD_SPELLINGS: Final = frozenset({"--max-num-seqs"})
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One row. ``text`` is the help of a flag that works, the remark of a hint, or the area (``NEEDS``) of a refusal."""
+    """One row. ``text``: the help of a flag that works, the remark of a hint, or the area (``NEEDS``) of a refusal."""
 
     component: str
     name: str

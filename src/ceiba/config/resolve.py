@@ -1,0 +1,426 @@
+"""One pure function from what was asked (flags, environment) and what there is (model, device) to the final ``Config``.
+It owns every "auto" and every rule between flags; it must never read a file, a clock, a device or the environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from ceiba.config import sizing
+from ceiba.config.available import GRAPH_BACKENDS, QUANTIZATIONS
+from ceiba.config.choose import (
+    CPU_KERNELS,
+    attention_backend,
+    is_loopback,
+    overlap_allowed,
+    refuse,
+    requested_device,
+    schedule_policy,
+)
+from ceiba.config.env import LOG_LEVELS, Env
+from ceiba.config.flags import Flags
+from ceiba.config.records import (
+    Config,
+    DeviceFacts,
+    LaunchConfig,
+    ModelConfig,
+    ModelFacts,
+    ObsConfig,
+    RunnerConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def resolve(
+    flags: Flags, model: ModelFacts, device: DeviceFacts, env: Env, *, path: str | None = None, name: str | None = None
+) -> Config:
+    """Decide everything. ``path``: the model as a local path; ``name``: how the user called it; both default to
+    --model-path. Raises ConfigError naming the flag, the limit and what would work."""
+    work = _Work(flags, model, device, env, notes=[*flags.notes, *env.notes, *env.warnings])
+    local = path or flags.get("model_path") or ""
+    dtype = compute_dtype(work)
+    kv_dtype = {"auto": dtype, "bf16": "bfloat16"}.get(flags.get("kv_cache_dtype"), flags.get("kv_cache_dtype"))
+    memory = _memory(work, dtype, kv_dtype)
+    return Config(
+        model=_model(work, local, name, dtype, memory.context),
+        scheduler=_scheduler(work, memory),
+        runner=_runner(work, memory, kv_dtype),
+        server=_server(work),
+        obs=_obs(work),
+        launch=LaunchConfig(
+            detokenizer=flags.get("detokenizer"),
+            watchdog_timeout=flags.get("watchdog_timeout"),
+            restart_on_failure=flags.get("restart_on_failure"),
+        ),
+        notes=tuple(dict.fromkeys(work.notes)),
+    )
+
+
+@dataclass(slots=True)
+class _Work:
+    """The inputs of one call and the lines it writes."""
+
+    flags: Flags
+    model: ModelFacts
+    device: DeviceFacts
+    env: Env
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device.kind == "cpu"
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the compiled CPU kernels are there and wanted."""
+        return CPU_KERNELS in self.device.packages and not self.flags.get("disable_cpu_kernels")
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """The sizes that depend on each other."""
+
+    chunk: int
+    prefill: int
+    fraction: float
+    tokens: int
+    context: int
+
+
+# --- model -----------------------------------------------------------------------------------------------------------
+
+
+def context_length(work: _Work) -> int:
+    asked = work.flags.get("context_length")
+    if asked is None:
+        return work.model.context_len
+    if asked > work.model.context_len:
+        refuse(
+            "--context-length",
+            f"--context-length {asked}: the model was made for {work.model.context_len} tokens. "
+            f"Instead: at most {work.model.context_len} (stretching it needs --json-model-override-args, "
+            "which is not available yet).",
+        )
+    return int(asked)
+
+
+def compute_dtype(work: _Work) -> Dtype:
+    """--dtype, with auto decided by checkpoint and device, and refused where the device cannot."""
+    spelled = {"half": "float16", "float": "float32"}
+    asked = spelled.get(work.flags.get("dtype"), work.flags.get("dtype"))
+    device, model = work.device, work.model
+    if asked != "auto":
+        if asked == "float16" and work.on_cpu:
+            refuse("--dtype", "--dtype float16: CPUs compute it slowly and inexactly. Instead: float32 or bfloat16.")
+        if asked == "bfloat16" and device.kind == "cuda" and device.capability < (8, 0):
+            refuse("--dtype", f"--dtype bfloat16: {device.name or 'this GPU'} has none. Instead: float16 or float32.")
+        return cast(Dtype, asked)
+    if work.on_cpu:
+        native = bool({"bf16", "amx"} & set(device.isa))
+        if model.quantized is None and model.dtype == "bfloat16" and native:
+            return "bfloat16"
+        if model.dtype != "float32" and model.quantized is None:
+            work.notes.append(f"dtype float32: the checkpoint's {model.dtype} is slower than float32 on this CPU.")
+        return "float32"
+    wanted = "bfloat16" if model.quantized or model.dtype == "float32" else model.dtype
+    if wanted == "bfloat16" and device.kind == "cuda" and device.capability < (8, 0):
+        work.notes.append(f"dtype float16: {device.name or 'this GPU'} computes no bfloat16.")
+        return "float16"
+    return cast(Dtype, wanted)
+
+
+def _model(work: _Work, path: str, name: str | None, dtype: Dtype, context: int) -> ModelConfig:
+    flags, model = work.flags, work.model
+    if not model.is_generation:
+        refuse("--is-embedding", f"{model.architecture}: embedding models are not available yet.")
+    if model.quantized is not None and model.quantized not in QUANTIZATIONS:
+        refuse(
+            "--quantization",
+            f"The checkpoint's weights are packed as {model.quantized}, which is not available yet. "
+            f"Instead: plain weights or {', '.join(QUANTIZATIONS)}.",
+        )
+    asked = flags.get("quantization")
+    if asked and asked != model.quantized:
+        refuse("--quantization", f"--quantization {asked}: the weights are {model.quantized or 'plain'}. Leave it out.")
+    return ModelConfig(
+        path=path,
+        name=flags.get("served_model_name") or name or flags.get("model_path") or path,
+        tokenizer_path=flags.get("tokenizer_path") or path,
+        load_format=flags.get("load_format"),
+        dtype=dtype,
+        quantization=model.quantized,
+        context_len=context,
+        revision=flags.get("revision"),
+        trust_remote_code=bool(flags.get("trust_remote_code")),
+        chat_template=flags.get("chat_template"),
+        skip_tokenizer=bool(flags.get("skip_tokenizer_init")),
+    )
+
+
+# --- runner ----------------------------------------------------------------------------------------------------------
+
+
+def _runner(work: _Work, memory: _Memory, kv_dtype: str) -> RunnerConfig:
+    flags, device = work.flags, work.device
+    name, reason = attention_backend(flags.get("attention_backend"), device, work.compiled)
+    work.notes.append(f"attention backend {name}: {reason}.")
+    phases: dict[str, str | None] = {}
+    for phase in ("prefill", "decode"):
+        asked = flags.get(f"{phase}_attention_backend")
+        phases[phase] = attention_backend(asked, device, work.compiled)[0] if asked else None
+    if work.on_cpu and not work.compiled and not flags.get("disable_cpu_kernels"):
+        work.notes.append(
+            "The compiled CPU kernels are missing: computing with plain torch, several times slower. "
+            "Install a C++17 compiler and reinstall."
+        )
+    return RunnerConfig(
+        device=device.kind,
+        gpu_id=requested_device(flags)[1],
+        attention_backend=name,
+        prefill_attention_backend=phases["prefill"],
+        decode_attention_backend=phases["decode"],
+        sampling_backend=flags.get("sampling_backend") or "pytorch",
+        kv_cache_dtype=kv_dtype,
+        threads=flags.get("threads") or sizing.cpu_threads(device.cores),
+        cpu_kernels=work.compiled,
+        mem_fraction_static=memory.fraction,
+        **_graphs(work),
+    )
+
+
+def _graphs(work: _Work) -> dict[str, Any]:
+    """Graph settings: the preferred mode of each phase where the runner has it, and no sizes where nothing captures."""
+    modes: dict[str, Any] = {}
+    for phase, preferred in (("decode", "full"), ("prefill", "breakable")):
+        asked = work.flags.get(f"cuda_graph_backend_{phase}")
+        fallback = preferred if work.device.kind == "cuda" and preferred in GRAPH_BACKENDS else "disabled"
+        modes[f"cuda_graph_backend_{phase}"] = asked or fallback
+    if modes["cuda_graph_backend_decode"] != "disabled":
+        modes["cuda_graph_max_bs_decode"] = sizing.graph_max_bs(work.device.memory_bytes)
+    if modes["cuda_graph_backend_prefill"] != "disabled":
+        modes["cuda_graph_max_bs_prefill"] = sizing.tier(work.device.memory_bytes).chunk
+    return modes
+
+
+# --- scheduler -------------------------------------------------------------------------------------------------------
+
+
+def chunk_sizes(work: _Work) -> tuple[int, int]:
+    """(chunked_prefill_size, max_prefill_tokens)."""
+    flags = work.flags
+    page = flags.get("page_size") or 1
+    chunk = flags.get("chunked_prefill_size")
+    if chunk == 0:
+        refuse("--chunked-prefill-size", "--chunked-prefill-size 0 makes no progress: 1 or more, or -1 for no chunks.")
+    if chunk is None:
+        chunk = sizing.CPU_CHUNK if work.on_cpu else sizing.tier(work.device.memory_bytes).chunk
+    elif chunk > 0 and chunk % page:
+        refuse("--chunked-prefill-size", f"--chunked-prefill-size {chunk} is no multiple of --page-size {page}.")
+    prefill = max(flags.get("max_prefill_tokens"), context_length(work))
+    cap = flags.get("max_num_batched_tokens")
+    if cap is not None:
+        if cap < page:
+            refuse("--max-num-batched-tokens", f"--max-num-batched-tokens {cap} is below --page-size {page}.")
+        prefill = min(prefill, cap)
+        chunk = min(chunk, cap) if chunk > 0 else cap
+        work.notes.append(
+            f"--max-num-batched-tokens {cap}: max_prefill_tokens={prefill}, chunked_prefill_size={chunk}."
+        )
+    return (max(page, chunk - chunk % page) if chunk > 0 else -1), prefill
+
+
+def memory_fraction(work: _Work, chunk: int, prefill: int) -> float:
+    """--mem-fraction-static or its older spelling, else from the tier's reserve (on a CPU: a fixed share)."""
+    flags = work.flags
+    asked, older = flags.get("mem_fraction_static"), flags.get("gpu_memory_utilization")
+    if older is not None:
+        if asked is not None and asked != older:
+            refuse(
+                "--gpu-memory-utilization",
+                f"--gpu-memory-utilization {older} and --mem-fraction-static {asked} set the same value: give one.",
+            )
+        work.notes.append(
+            f"--gpu-memory-utilization {older} is taken as --mem-fraction-static {older}: that is weights and KV pool "
+            "only, activations and graphs come on top (elsewhere the number covers all of them). Lower it if memory "
+            "runs out."
+        )
+        asked = older
+    if asked is not None:
+        return float(asked)
+    if work.on_cpu:
+        return sizing.CPU_SHARE
+    memory = work.device.memory_bytes
+    reserve = sizing.reserve_bytes(memory, chunk if chunk > 0 else prefill, sizing.graph_max_bs(memory))
+    return sizing.static_fraction(memory, reserve)
+
+
+def pool_tokens(work: _Work, fraction: float, dtype: Dtype, kv_dtype: str) -> int:
+    """KV slots: --max-total-tokens where given and possible, else what fits. A multiple of the page size."""
+    flags, device, model = work.flags, work.device, work.model
+    page = flags.get("page_size") or 1
+    per_token = model.kv_bytes_per_token(sizing.DTYPE_BYTES[kv_dtype])
+    # Without the compiled kernels, and on a GPU, quantized weights are unpacked when they are loaded.
+    weights = sizing.weight_bytes(model, dtype, packed=work.on_cpu and work.compiled)
+    if work.on_cpu:
+        room = sizing.host_pool_bytes(device.host_free_bytes, fraction, weights)
+        most = device.host_free_bytes - weights
+        where = f"{fraction:g} of {sizing.human(device.host_free_bytes)} free host memory"
+    else:
+        room = sizing.accelerator_pool_bytes(device.memory_bytes, device.free_bytes, fraction, weights)
+        most = device.free_bytes - weights
+        where = f"{fraction:g} of {sizing.human(device.memory_bytes)} ({sizing.human(device.free_bytes)} free)"
+    asked = flags.get("max_total_tokens")
+    if asked is not None:
+        if asked * per_token > most:
+            fits = max(most, 0) // per_token
+            refuse(
+                "--max-total-tokens",
+                f"--max-total-tokens {asked} takes {sizing.human(asked * per_token)}; beside the weights "
+                f"({sizing.human(weights)}) there is room for {fits} tokens. Instead: at most that.",
+            )
+        if asked < page:
+            refuse("--max-total-tokens", f"--max-total-tokens {asked} is below --page-size {page}.")
+        return int(asked - asked % page)
+    tokens = max(room, 0) // per_token
+    if work.on_cpu:
+        tokens = min(tokens, sizing.cpu_running(device.cores, tokens) * context_length(work))
+    if tokens < max(page, sizing.MIN_POOL_TOKENS):
+        refuse(
+            "--mem-fraction-static",
+            f"No room for a KV cache: weights take {sizing.human(weights)} of {where}, {sizing.human(per_token)} a "
+            "token. Instead: free memory, raise --mem-fraction-static, lower --chunked-prefill-size, or take a "
+            "smaller model.",
+        )
+    return int(tokens - tokens % page)
+
+
+def _memory(work: _Work, dtype: Dtype, kv_dtype: str) -> _Memory:
+    chunk, prefill = chunk_sizes(work)
+    fraction = memory_fraction(work, chunk, prefill)
+    tokens = pool_tokens(work, fraction, dtype, kv_dtype)
+    wanted = context_length(work)
+    context = min(wanted, tokens)
+    if context < wanted:
+        work.notes.append(f"context_len lowered from {wanted} to {context}: the KV pool holds no more tokens.")
+    return _Memory(chunk, prefill, fraction, tokens, context)
+
+
+def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
+    flags, env = work.flags, work.env
+    cached = not flags.get("disable_radix_cache")
+    policy, line = schedule_policy(
+        flags.get("schedule_policy"), cache=cached, priority=flags.get("enable_priority_scheduling")
+    )
+    overlap, why = overlap_allowed(work.device, flags.get("disable_overlap_schedule"))
+    work.notes += [text for text in (line, why) if text]
+    running = flags.get("max_running_requests") or (
+        sizing.cpu_running(work.device.cores, memory.tokens)
+        if work.on_cpu
+        else sizing.accelerator_running(memory.tokens, context_length(work))
+    )
+    check, deprioritize = env.in_batch_check_threshold, env.in_batch_deprioritize_threshold
+    return SchedulerConfig(
+        policy=policy,
+        max_running_requests=running,
+        max_queued_requests=flags.get("max_queued_requests"),
+        max_total_tokens=memory.tokens,
+        max_prefill_tokens=memory.prefill,
+        chunked_prefill_size=memory.chunk,
+        page_size=flags.get("page_size") or 1,
+        disable_radix_cache=not cached,
+        radix_eviction_policy=flags.get("radix_eviction_policy"),
+        overlap=overlap,
+        conservativeness=flags.get("schedule_conservativeness"),
+        prefill_max_requests=flags.get("prefill_max_requests"),
+        stream_interval=flags.get("stream_interval"),
+        decode_log_interval=flags.get("decode_log_interval"),
+        retraction_policy=flags.get("retraction_policy"),
+        queue_timeout=flags.get("queue_timeout"),
+        random_seed=flags.get("random_seed") or 0,
+        in_batch_check_threshold=32 if check is None else check,
+        in_batch_deprioritize_threshold=32 if deprioritize is None else deprioritize,
+    )
+
+
+# --- front -----------------------------------------------------------------------------------------------------------
+
+
+def _key(flags: Flags, dest: str) -> str | None:
+    """An API key that can stand in a header."""
+    key = flags.get(dest)
+    if key is None:
+        return None
+    name = f"--{dest.replace('_', '-')}"
+    if not key:
+        refuse(name, f"{name} is empty, which would let nobody in: give a key, or leave the flag out.")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        refuse(name, f"{name} must be printable ASCII without spaces: it travels in an HTTP header.")
+    return str(key)
+
+
+def _object(flags: Flags, dest: str) -> dict[str, object]:
+    value = flags.get(dest)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        name = f"--{dest.replace('_', '-')}"
+        refuse(name, f"{name}: expected a JSON object, not {type(value).__name__}.")
+    return value
+
+
+def _server(work: _Work) -> ServerConfig:
+    flags = work.flags
+    key, admin = _key(flags, "api_key"), _key(flags, "admin_api_key")
+    host = flags.get("host")
+    if key is None and not is_loopback(host):
+        open_to = "inference" if admin else "inference (admin routes answer on loopback only)"
+        work.notes.append(f"No --api-key and --host {host}: {open_to} is open to everyone who reaches this address.")
+    keep_alive = flags.get("timeout_keep_alive")
+    if not flags.given("timeout_keep_alive") and work.env.timeout_keep_alive is not None:
+        keep_alive = work.env.timeout_keep_alive
+    root = flags.get("fastapi_root_path") or ""
+    if root and not root.startswith("/"):
+        refuse("--fastapi-root-path", f"--fastapi-root-path {root}: a path begins with a slash, like /{root}.")
+    return ServerConfig(
+        host=host,
+        port=flags.get("port"),
+        api_key=key,
+        admin_api_key=admin,
+        root_path=root.rstrip("/"),
+        tokenizer_worker_num=flags.get("tokenizer_worker_num"),
+        enable_cache_report=True,
+        preferred_sampling_params=_object(flags, "preferred_sampling_params"),
+        sampling_defaults=flags.get("sampling_defaults"),
+        allow_auto_truncate=flags.get("allow_auto_truncate"),
+        default_chat_template_kwargs=_object(flags, "default_chat_template_kwargs"),
+        tool_call_parser=flags.get("tool_call_parser"),
+        reasoning_parser=flags.get("reasoning_parser"),
+        timeout_keep_alive=keep_alive,
+        skip_server_warmup=flags.get("skip_server_warmup"),
+        weight_version=flags.get("weight_version"),
+    )
+
+
+def _obs(work: _Work) -> ObsConfig:
+    flags = work.flags
+    level = flags.get("log_level")
+    if not flags.given("log_level") and work.env.log_level:
+        level = work.env.log_level
+    assert level in LOG_LEVELS
+    port = flags.get("metric_port")
+    if port is not None and port == flags.get("port"):
+        refuse("--metric-port", f"--metric-port {port} is the server's own port: --enable-metrics serves there.")
+    return ObsConfig(
+        log_level=level,
+        log_level_http=flags.get("log_level_http"),
+        log_requests=flags.get("log_requests"),
+        log_requests_level=flags.get("log_requests_level"),
+        log_requests_format=flags.get("log_requests_format"),
+        enable_metrics=flags.get("enable_metrics") or port is not None,
+        metric_port=port,
+        decode_log_interval=flags.get("decode_log_interval"),
+    )
