@@ -42,5 +42,10 @@ class KVPool:
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """k, v [T, kv_heads, dim] to ``slots`` int64 [T], converted to the pool's dtype."""
-        self.k[layer].index_copy_(0, slots, k.to(self.shape.dtype))
-        self.v[layer].index_copy_(0, slots, v.to(self.shape.dtype))
+        dtype = self.shape.dtype
+        for pool, values in ((self.k[layer], k), (self.v[layer], v)):
+            values = values.to(dtype)
+            if dtype.itemsize == 1:
+                # index_copy_ does not exist for eight-bit floats; bytes are bytes.
+                pool, values = pool.view(torch.uint8), values.view(torch.uint8)
+            pool.index_copy_(0, slots, values)

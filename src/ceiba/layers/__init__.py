@@ -1,0 +1,1 @@
+"""The parts models are composed of. They know tensors, shards and quantization methods, never models or requests."""

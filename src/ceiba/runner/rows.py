@@ -1,0 +1,270 @@
+"""What persists between steps, by row: slot table, last token, and how each row samples.
+
+Device tensors are updated in place when rows open and when tokens are sampled. ``batch`` gathers what one step's
+sampled rows need and keeps it while the same rows sample again, so a steady decode step gathers nothing. Knows rows,
+never requests or logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ceiba.core.sampling import LogprobSpec, SamplingParams
+from ceiba.core.step import RowOpen
+from ceiba.runner.noise import signed_seed
+
+Tensor = torch.Tensor
+
+
+@dataclass(slots=True)
+class Penalties:
+    """Of P penalized segments of a step."""
+
+    segments: Tensor
+    """int64 [P]"""
+    counts: Tensor
+    """int64 [P]: lines of the count tables"""
+    frequency: Tensor
+    presence: Tensor
+    repetition: Tensor
+    """float32 [P, 1] each"""
+
+
+@dataclass(slots=True)
+class Draws:
+    """Of N segments that sample with noise. Float columns are [N, 1], integer vectors [N]."""
+
+    segments: Tensor | None
+    """int64 [N]; None: all of the step's"""
+    rows: Tensor
+    seeds: Tensor
+    temperature: Tensor
+    top_p: Tensor | None
+    """None where no row limits it; likewise below"""
+    min_p: Tensor | None
+    top_k: Tensor | None
+    """int64 [N, 1]; the vocabulary's size where a row does not limit it"""
+
+
+@dataclass(slots=True)
+class SamplingBatch:
+    """How the S sampled segments of a step sample; None for what no row asks for."""
+
+    rows: np.ndarray
+    rows_device: Tensor
+    """int64 [S]"""
+    draws: Draws | None = None
+    penalties: Penalties | None = None
+    bias: tuple[Tensor, Tensor, Tensor] | None = None
+    """segments, ids, values of every biased token"""
+    hold: tuple[Tensor, Tensor, Tensor] | None = None
+    """segments, end ids, and the output position from which they are allowed"""
+    logprob_segments: np.ndarray | None = None
+    """int64 [L]: segments that want log-probabilities"""
+    top: int = 0
+    fixed: list[tuple[int, int, Tensor]] | None = None
+    """(index into logprob_segments, row, int64 token ids)"""
+
+    @property
+    def edits(self) -> bool:
+        """Whether logits change before the choice, grammar masks aside."""
+        return self.penalties is not None or self.bias is not None or self.hold is not None
+
+
+class CountTables:
+    """Tokens seen by the penalized rows: a line of output counts and of seen flags each, allocated as needed."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.output = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        """int32 [lines, vocab]: occurrences in the output"""
+        self.seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+        """bool [lines, vocab]: occurs in prompt or output"""
+        self.line: dict[int, int] = {}
+        self._free: list[int] = []
+
+    def open(self, row: int, tokens: np.ndarray, prompt_len: int) -> None:
+        if not self._free:
+            self._grow()
+        line = self.line[row] = self._free.pop()
+        device = self.output.device
+        known = torch.from_numpy(tokens.astype(np.int64)).to(device)
+        output = known[prompt_len:]
+        self.output[line].zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+        self.seen[line].zero_().index_fill_(0, known, True)
+
+    def close(self, row: int) -> None:
+        line = self.line.pop(row, None)
+        if line is not None:
+            self._free.append(line)
+
+    def add(self, lines: Tensor, tokens: Tensor) -> None:
+        """One more output token of each line; lines and tokens int64 [P], lines distinct."""
+        one = torch.ones_like(tokens, dtype=torch.int32)
+        self.output.index_put_((lines, tokens), one, accumulate=True)
+        self.seen.index_put_((lines, tokens), torch.ones_like(tokens, dtype=torch.bool))
+
+    def _grow(self) -> None:
+        old = len(self.output)
+        extra = max(4, old)
+        for name in ("output", "seen"):
+            table = getattr(self, name)
+            setattr(self, name, torch.cat((table, table.new_zeros(extra, self.vocab_size))))
+        self._free.extend(range(old, old + extra))
+
+
+class Rows:
+    """Persistent state of rows [0, max_rows); row ``max_rows`` exists for the padding of graphs."""
+
+    def __init__(self, max_rows: int, context_len: int, vocab_size: int, device: torch.device) -> None:
+        self.max_rows, self.vocab_size, self.device = max_rows, vocab_size, device
+        size = max_rows + 1
+        self.slot_table = torch.zeros(size, context_len, dtype=torch.int32, device=device)
+        """int32 [rows, context]: zero pages, so host memory is taken only as it is written"""
+        self.last_token = torch.zeros(size, dtype=torch.int32, device=device)
+        self.out_pos = torch.zeros(size, dtype=torch.int64, device=device)
+        """Output tokens sampled so far."""
+        self.counts = CountTables(vocab_size, device)
+        self._sampling: list[SamplingParams] = [SamplingParams()] * size
+        self._logprob: list[LogprobSpec] = [LogprobSpec()] * size
+        self._eos: list[tuple[int, ...]] = [()] * size
+        self._seed = np.zeros(size, np.int64)
+        self._prompt: dict[int, np.ndarray] = {}
+        self._special = np.zeros(size, bool)
+        """Rows that need anything but greedy choice."""
+        self._batch: SamplingBatch | None = None
+
+    def close(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self.counts.close(row)
+            self._prompt.pop(row, None)
+
+    def open(self, opened: RowOpen) -> None:
+        """Take a row: its known slots, its counts and parameters."""
+        row, sampling = opened.row, opened.sampling
+        self._batch = None
+        self.counts.close(row)
+        self._prompt.pop(row, None)
+        self._sampling[row], self._logprob[row], self._eos[row] = sampling, opened.logprob, opened.eos_ids
+        self._seed[row] = signed_seed(opened.seed)
+        held = bool(sampling.min_new_tokens > 0 and opened.eos_ids)
+        self._special[row] = (
+            not sampling.greedy or sampling.penalized or bool(sampling.logit_bias) or held or opened.logprob.wanted
+        )
+        prefix = len(opened.prefix_slots)
+        if prefix:
+            slots = torch.from_numpy(np.ascontiguousarray(opened.prefix_slots, np.int32))
+            self.slot_table[row, :prefix].copy_(slots)
+        self.out_pos[row].fill_(len(opened.tokens) - opened.prompt_len)
+        if sampling.penalized:
+            self.counts.open(row, opened.tokens, opened.prompt_len)
+        if opened.logprob.prompt_start >= 0:
+            self._prompt[row] = opened.tokens[: opened.prompt_len]
+
+    def prompt(self, row: int) -> tuple[LogprobSpec, np.ndarray] | None:
+        """The specification and the prompt of a row that wants prompt log-probabilities."""
+        tokens = self._prompt.get(row)
+        return None if tokens is None else (self._logprob[row], tokens)
+
+    def sampled(self, batch: SamplingBatch, tokens: Tensor) -> None:
+        """Record a step's tokens, int64 [S], on the device."""
+        self.last_token.index_copy_(0, batch.rows_device, tokens.to(torch.int32))
+        self.out_pos.index_add_(0, batch.rows_device, torch.ones_like(tokens))
+        if batch.penalties is not None:
+            self.counts.add(batch.penalties.counts, tokens.index_select(0, batch.penalties.segments))
+
+    def batch(self, rows: np.ndarray) -> SamplingBatch:
+        """How these rows sample; the same object while the same rows come again and none has opened."""
+        last = self._batch
+        if last is not None and np.array_equal(last.rows, rows):
+            return last
+        batch = SamplingBatch(rows.copy(), self._tensor(rows))
+        if self._special[rows].any():
+            params = [self._sampling[row] for row in rows.tolist()]
+            batch.draws = self._draws(batch, params)
+            batch.penalties = self._penalties(rows, params)
+            batch.bias = self._biases(params)
+            batch.hold = self._held(rows, params)
+            self._logprobs(batch)
+        self._batch = batch
+        return batch
+
+    def _tensor(self, values: Sequence[int] | np.ndarray) -> Tensor:
+        return torch.as_tensor(np.asarray(values, dtype=np.int64)).to(self.device)
+
+    def _column(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32).unsqueeze(1).to(self.device)
+
+    def _draws(self, batch: SamplingBatch, params: list[SamplingParams]) -> Draws | None:
+        noisy = [index for index, p in enumerate(params) if not p.greedy]
+        if not noisy:
+            return None
+        chosen = [params[index] for index in noisy]
+        vocab = self.vocab_size
+        rows = batch.rows[noisy]
+        whole = len(noisy) == len(params)
+        limit_k = any(0 < p.top_k < vocab for p in chosen)
+        return Draws(
+            segments=None if whole else self._tensor(noisy),
+            rows=batch.rows_device if whole else self._tensor(rows),
+            seeds=self._tensor(self._seed[rows]),
+            temperature=self._column([p.temperature for p in chosen]),
+            top_p=self._column([p.top_p for p in chosen]) if any(p.top_p < 1 for p in chosen) else None,
+            min_p=self._column([p.min_p for p in chosen]) if any(p.min_p > 0 for p in chosen) else None,
+            top_k=self._tensor([p.top_k if p.top_k > 0 else vocab for p in chosen]).unsqueeze(1) if limit_k else None,
+        )
+
+    def _penalties(self, rows: np.ndarray, params: list[SamplingParams]) -> Penalties | None:
+        wanted = [index for index, p in enumerate(params) if p.penalized]
+        if not wanted:
+            return None
+        chosen = [params[index] for index in wanted]
+        return Penalties(
+            segments=self._tensor(wanted),
+            counts=self._tensor([self.counts.line[int(rows[index])] for index in wanted]),
+            frequency=self._column([p.frequency_penalty for p in chosen]),
+            presence=self._column([p.presence_penalty for p in chosen]),
+            repetition=self._column([p.repetition_penalty for p in chosen]),
+        )
+
+    def _biases(self, params: list[SamplingParams]) -> tuple[Tensor, Tensor, Tensor] | None:
+        found = [
+            (index, token, value)
+            for index, p in enumerate(params)
+            for token, value in p.logit_bias.items()
+            if 0 <= token < self.vocab_size
+        ]
+        if not found:
+            return None
+        segments, tokens, values = zip(*found, strict=True)
+        return self._tensor(segments), self._tensor(tokens), self._column(list(values)).squeeze(1)
+
+    def _held(self, rows: np.ndarray, params: list[SamplingParams]) -> tuple[Tensor, Tensor, Tensor] | None:
+        found = [
+            (index, token, p.min_new_tokens)
+            for index, p in enumerate(params)
+            if p.min_new_tokens > 0
+            for token in sorted(set(self._eos[int(rows[index])]))
+            if 0 <= token < self.vocab_size
+        ]
+        if not found:
+            return None
+        segments, tokens, until = zip(*found, strict=True)
+        return self._tensor(segments), self._tensor(tokens), self._tensor(until)
+
+    def _logprobs(self, batch: SamplingBatch) -> None:
+        specs = [self._logprob[row] for row in batch.rows.tolist()]
+        wanted = [index for index, spec in enumerate(specs) if spec.output]
+        if not wanted:
+            return
+        batch.logprob_segments = np.asarray(wanted, np.int64)
+        batch.top = max(specs[index].top for index in wanted)
+        batch.fixed = [
+            (at, int(batch.rows[index]), self._tensor(specs[index].token_ids))
+            for at, index in enumerate(wanted)
+            if specs[index].token_ids
+        ]

@@ -1,0 +1,233 @@
+"""The worker of one rank: owns model, KV pool, rows and buffers, and executes plans on them (``core.step.Runner``).
+
+One call of ``forward`` is one pass of the model over a plan's segments; ``sample`` turns its logits into tokens.
+Neither waits for the device on an accelerator. Knows rows and slots; never a request, a text or a cache policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ceiba.attention.base import AttentionBatch
+from ceiba.attention.select import Needs, select_pair
+from ceiba.checkpoint.base import Checkpoint
+from ceiba.config.records import Config
+from ceiba.core.errors import ConfigError
+from ceiba.core.step import RunnerInfo, StepPlan, TokenMasks
+from ceiba.dist import Group
+from ceiba.memory.pool import KVPool
+from ceiba.models.loader import DTYPES, load_model
+from ceiba.runner.inputs import StepInputs
+from ceiba.runner.logprobs import PromptBlock, block_size, logprobs, prompt_block
+from ceiba.runner.memory_check import final_slots
+from ceiba.runner.results import DeviceValues, PendingResult
+from ceiba.runner.rows import Rows
+from ceiba.runner.sampler import sample
+
+KV_DTYPES = {
+    **DTYPES,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+
+
+@dataclass(slots=True)
+class ForwardHandle:
+    """See ``core.step.StepHandle``."""
+
+    plan: StepPlan
+    rows: np.ndarray
+    """[S] rows that sample"""
+    logits: torch.Tensor
+    """[S, vocab]"""
+    hidden: torch.Tensor
+    """[T, hidden]"""
+
+
+class ModelRunner:
+    """See ``core.step.Runner``. Plans must come in order, and ``sample`` between one ``forward`` and the next."""
+
+    def __init__(self, config: Config, checkpoint: Checkpoint, group: Group | None = None) -> None:
+        """Load the checkpoint onto the device that ``config.runner`` names and allocate the KV pool.
+
+        Raises ConfigError for what this device or model cannot do, CheckpointError for a file that does not fit.
+        """
+        runner, scheduler = config.runner, config.scheduler
+        self.device = _device(runner.device, runner.gpu_id)
+        if self.device.type == "cpu":
+            torch.set_num_threads(max(1, runner.threads))
+        self.model = load_model(checkpoint, config.model, runner, self.device, group)
+        dtype = DTYPES[config.model.dtype]
+        kv_name = runner.kv_cache_dtype
+        if kv_name != "auto" and kv_name not in KV_DTYPES:
+            raise ConfigError(f"--kv-cache-dtype {kv_name!r} is not available; available: auto, {', '.join(KV_DTYPES)}")
+        kv_dtype = dtype if kv_name == "auto" else KV_DTYPES[kv_name]
+        needs = Needs.of(self.model.layers, self.device, dtype, kv_dtype, scheduler.page_size)
+        self.attention = select_pair(
+            runner.attention_backend, runner.prefill_attention_backend, runner.decode_attention_backend, needs
+        )
+        shape = self.model.kv_shape(kv_dtype)
+        slots = scheduler.max_total_tokens
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            slots = final_slots(
+                total_bytes=total,
+                free_bytes=free,
+                fraction=runner.mem_fraction_static,
+                bytes_per_token=shape.bytes_per_token,
+                planned=slots,
+                page_size=scheduler.page_size,
+            )
+        self.pool = KVPool(shape, slots, scheduler.page_size, self.device)
+        vocab = self.model.spec.vocab_size
+        max_rows = scheduler.max_running_requests
+        self.rows = Rows(max_rows, config.model.context_len, vocab, self.device)
+        self.inputs = StepInputs(max(scheduler.chunked_prefill_size, max_rows), max_rows, self.device)
+        self._prompt_block = block_size(vocab)
+        self._stats = {"forwards": 0.0, "decode_forwards": 0.0, "tokens": 0.0, "sampled_tokens": 0.0, "graph_hits": 0.0}
+        self.info = RunnerInfo(
+            num_slots=slots,
+            max_rows=max_rows,
+            vocab_size=vocab,
+            context_len=config.model.context_len,
+            page_size=scheduler.page_size,
+            eos_ids=_eos_ids(checkpoint),
+            device=str(self.device),
+            available_memory=_available(self.device),
+        )
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> ForwardHandle:
+        if plan.positions is not None:
+            raise ValueError("this model has one position per token; the plan carries three (mrope)")
+        rows, inputs = self.rows, self.inputs
+        if len(plan.closed):
+            rows.close(plan.closed.tolist())
+        for opened in plan.opened:
+            rows.open(opened)
+        inputs.fill(plan)
+        ids = inputs.tokens
+        if inputs.has_future:
+            ids = torch.where(ids < 0, rows.last_token.index_select(0, inputs.token_rows), ids)
+        rows.slot_table.index_put_((inputs.token_rows, inputs.positions), inputs.slots.to(torch.int32))
+        self.attention.plan(
+            AttentionBatch(
+                rows=plan.rows,
+                starts=plan.starts,
+                lengths=plan.lengths,
+                num_prefill=plan.num_prefill,
+                slot_table=rows.slot_table,
+                slots=inputs.slots,
+                rows_device=inputs.rows,
+                kv_lens_device=inputs.kv_lens,
+                query_offsets_device=inputs.offsets,
+                groups=plan.groups,
+            )
+        )
+        hidden = self.model.forward(ids, inputs.positions, self.attention, self.pool)
+        sampled = plan.rows[plan.samples]
+        last = hidden if len(sampled) == len(hidden) else hidden.index_select(0, inputs.select)
+        logits = self.model.logits(last)
+        self._count(plan, len(sampled))
+        return ForwardHandle(plan, sampled, logits, hidden)
+
+    @torch.inference_mode()
+    def sample(self, handle: ForwardHandle, masks: TokenMasks | None = None) -> PendingResult:
+        batch = self.rows.batch(handle.rows)
+        chosen = sample(handle.logits, batch, self.rows, masks)
+        self.rows.sampled(batch, chosen.tokens)
+        values = DeviceValues(handle.plan.step, handle.rows, chosen.tokens, chosen.faults)
+        wanted = batch.logprob_segments
+        if wanted is not None and chosen.raw is not None:
+            raw, tokens = chosen.raw, chosen.tokens
+            if len(wanted) < len(handle.rows):
+                segments = torch.from_numpy(wanted).to(self.device)
+                raw, tokens = raw.index_select(0, segments), tokens.index_select(0, segments)
+            fixed = batch.fixed or []
+            values.logprobs = logprobs(raw, tokens, batch.top, [(index, ids) for index, _, ids in fixed])
+            values.logprob_segments = wanted
+            values.fixed_rows = {index: row for index, row, _ in fixed}
+        if handle.plan.num_prefill:
+            values.prompt = self._prompt_logprobs(handle)
+        return PendingResult(values, self.device)
+
+    def _prompt_logprobs(self, handle: ForwardHandle) -> list[tuple[int, PromptBlock]]:
+        """Of this step's prefill segments: the hidden state at position p predicts the prompt token at p + 1."""
+        plan, found, offset = handle.plan, [], 0
+        for index in range(plan.num_prefill):
+            row, start, length = int(plan.rows[index]), int(plan.starts[index]), int(plan.lengths[index])
+            asked = self.rows.prompt(row)
+            begin, offset = offset, offset + length
+            if asked is None:
+                continue
+            spec, prompt = asked
+            ids = torch.as_tensor(np.asarray(spec.token_ids, np.int64)).to(self.device) if spec.token_ids else None
+            if start == 0 and spec.prompt_start == 0:
+                found.append((row, self._first_position(spec.top, ids)))
+            first, end = max(spec.prompt_start, start + 1), min(start + length + 1, len(prompt))
+            for at in range(first, end, self._prompt_block):
+                stop = min(at + self._prompt_block, end)
+                states = handle.hidden[begin + at - 1 - start : begin + stop - 1 - start]
+                targets = torch.from_numpy(prompt[at:stop].astype(np.int64)).to(self.device)
+                block = prompt_block(at, self.model.logits(states).float(), targets, spec.top, ids)
+                found.append((row, block))
+        return found
+
+    def _first_position(self, top: int, ids: torch.Tensor | None) -> PromptBlock:
+        """Position 0, which nothing predicts."""
+
+        def unknown(*shape: int) -> torch.Tensor:
+            return torch.full(shape, float("nan"), device=self.device)
+
+        top = min(top, self.info.vocab_size)
+        top_ids = torch.zeros(1, top, dtype=torch.int64, device=self.device) if top else None
+        return PromptBlock(
+            0, unknown(1), top_ids, unknown(1, top) if top else None, None if ids is None else unknown(1, len(ids))
+        )
+
+    def _count(self, plan: StepPlan, sampled: int) -> None:
+        stats = self._stats
+        stats["forwards"] += 1
+        stats["decode_forwards"] += plan.num_prefill == 0
+        stats["tokens"] += plan.num_tokens
+        stats["sampled_tokens"] += sampled
+
+    def stats(self) -> dict[str, float]:
+        return dict(self._stats)
+
+    def close(self) -> None:
+        """Drop what holds device memory. The runner cannot be used afterwards."""
+        del self.model, self.pool, self.rows, self.inputs, self.attention
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _device(kind: str, index: int) -> torch.device:
+    if kind == "cpu":
+        return torch.device("cpu")
+    name = "cuda" if kind == "hip" else kind
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch finds no CUDA device here; use --device cpu")
+    return torch.device(name, index)
+
+
+def _eos_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The model's end ids: those its authors suggest for generation, else those of its configuration."""
+    for source in (checkpoint.generation_config, checkpoint.config):
+        value = source.get("eos_token_id")
+        if value is not None:
+            return tuple(int(item) for item in (value if isinstance(value, list | tuple) else (value,)))
+    return ()
+
+
+def _available(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    import psutil
+
+    return float(psutil.virtual_memory().available)
