@@ -40,7 +40,7 @@ def requested_device(flags: Flags) -> tuple[str | None, int]:
 def attention_backend(asked: str | None, device: DeviceFacts, compiled: bool) -> tuple[str, str]:
     """(backend, reason). ``asked`` as typed, None for the automatic choice. Raises ConfigError listing every candidate
     and why it is out."""
-    runs = {name: _attention_obstacle(name, device, compiled) for name in ATTENTION_BACKENDS}
+    runs = {name: attention_obstacle(name, device, compiled) for name in ATTENTION_BACKENDS}
     if asked is not None:
         name = ATTENTION_ALIASES.get(asked, asked)
         obstacle = runs.get(name, "not available yet")
@@ -49,7 +49,7 @@ def attention_backend(asked: str | None, device: DeviceFacts, compiled: bool) ->
             refuse("--attention-backend", f"Attention backend {asked}: {obstacle}. Candidates here: {candidates}.")
         alias = f" ({asked} is its other name)" if asked != name else ""
         return name, f"asked for{alias}"
-    first, why = _attention_preference(device)
+    first, why = attention_preference(device)
     for name in dict.fromkeys((first, "triton", "torch_native")):
         if name in runs and runs[name] is None:
             reason = why if name == first else f"{first} ({why}) is not available here"
@@ -57,7 +57,8 @@ def attention_backend(asked: str | None, device: DeviceFacts, compiled: bool) ->
     refuse("--attention-backend", f"No attention backend runs on {device.kind}: use --device cpu.")
 
 
-def _attention_preference(device: DeviceFacts) -> tuple[str, str]:
+def attention_preference(device: DeviceFacts) -> tuple[str, str]:
+    """(first choice for the device, reason), whether or not it is available here."""
     match device.kind:
         case "cpu":
             return "cpu", "compiled kernels for the CPU"
@@ -72,7 +73,8 @@ def _attention_preference(device: DeviceFacts) -> tuple[str, str]:
     return "flashinfer", "first choice on other NVIDIA GPUs"
 
 
-def _attention_obstacle(name: str, device: DeviceFacts, compiled: bool) -> str | None:
+def attention_obstacle(name: str, device: DeviceFacts, compiled: bool) -> str | None:
+    """Why an existing backend cannot run on ``device``; None where it can."""
     if device.kind not in ATTENTION_BACKENDS[name]:
         return f"runs on {' and '.join(ATTENTION_BACKENDS[name])}, not on {device.kind}"
     if name == "cpu" and not compiled:
@@ -113,4 +115,5 @@ def overlap_allowed(device: DeviceFacts, disabled: bool) -> tuple[bool, str | No
 
 
 def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server on ``host``."""
     return host in {"localhost", "::1", "[::1]"} or host.startswith("127.")

@@ -26,8 +26,10 @@ class Env:
     timeout_keep_alive: int | None = None
     """Seconds an idle HTTP connection stays open."""
     hf_token: str | None = None
-    cache_dir: Path = Path("~/.cache/ceiba")
-    """Where models and built parts are kept (not expanded in the default only)."""
+    cache_dir: Path = Path(".cache/ceiba")
+    """Where models are kept."""
+    visible_gpus: str | None = None
+    """CUDA_VISIBLE_DEVICES as it stands."""
     notes: tuple[str, ...] = ()
     """Lines for the start-up log: variables that change nothing here, and why."""
     warnings: tuple[str, ...] = ()
@@ -127,6 +129,7 @@ def read_env(environ: Mapping[str, str] | None = None) -> Env:
         **values,
         hf_token=env.get("HF_TOKEN") or None,
         cache_dir=cache_dir(env),
+        visible_gpus=env.get("CUDA_VISIBLE_DEVICES"),
         notes=tuple(notes),
         warnings=tuple(warnings),
     )
@@ -175,6 +178,7 @@ def variables() -> list[tuple[str, str]]:
         ("CEIBA_TIMEOUT_KEEP_ALIVE", "Seconds an idle HTTP connection stays open (5)."),
         ("CEIBA_CACHE_DIR", "Where models are kept ($XDG_CACHE_HOME/ceiba, else ~/.cache/ceiba)."),
         ("HF_TOKEN", "The token for private models of the hub."),
+        ("CUDA_VISIBLE_DEVICES", "The GPUs that may be used, as for every CUDA program."),
     ]
     rows += [(f"CEIBA_{bare}", f"Has no effect: {why}.") for bare, why in _IDLE.items()]
     rows += [(name, f"Has no effect: it needs {needs}.") for name, needs in _PLATFORM.items()]

@@ -13,7 +13,8 @@ from ceiba.core.errors import ConfigError
 def test_nothing_set_means_nothing_decided() -> None:
     env = read_env({})
     assert (env.log_level, env.timeout_keep_alive, env.in_batch_check_threshold) == (None, None, None)
-    assert env.notes == () and env.warnings == ()
+    assert env.notes == ()
+    assert env.warnings == ()
 
 
 @pytest.mark.parametrize("prefix", ["SGLANG_", "CEIBA_"])
@@ -70,7 +71,9 @@ def test_bad_values_name_the_variable(name: str, text: str) -> None:
 )
 def test_known_ones_that_change_nothing_get_a_line(name: str, needs: str) -> None:
     env = read_env({name: "1"})
-    assert len(env.notes) == 1 and name in env.notes[0] and needs in env.notes[0]
+    assert len(env.notes) == 1
+    assert name in env.notes[0]
+    assert needs in env.notes[0]
     assert env.warnings == ()
 
 
@@ -90,7 +93,8 @@ def test_cache_directory() -> None:
 def test_the_token_never_shows() -> None:
     env = read_env({"HF_TOKEN": "hf_secret"})
     assert env.hf_token == "hf_secret"
-    assert "hf_secret" not in repr(env) and "hf_secret" not in str(env)
+    assert "hf_secret" not in repr(env)
+    assert "hf_secret" not in str(env)
 
 
 def test_every_documented_variable_is_known() -> None:

@@ -93,7 +93,8 @@ def test_policy_cache_priority(policy: str, cache: bool, priority: bool, expecte
 
 def test_lpm_without_cache_says_so_in_the_notes() -> None:
     found = build({"--schedule-policy": "lpm", "--disable-radix-cache": True})
-    assert found.scheduler.policy == "fcfs" and found.scheduler.disable_radix_cache
+    assert found.scheduler.policy == "fcfs"
+    assert found.scheduler.disable_radix_cache
     assert any("lpm looks into the prefix cache" in note for note in found.notes)
 
 

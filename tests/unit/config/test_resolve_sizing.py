@@ -67,7 +67,8 @@ def test_qwen3_8b_on_an_h100() -> None:
     assert found.scheduler.max_running_requests == 4096
     assert found.scheduler.max_prefill_tokens == 32768
     assert found.model.context_len == 32768
-    assert found.model.dtype == "bfloat16" and found.runner.kv_cache_dtype == "bfloat16"
+    assert found.model.dtype == "bfloat16"
+    assert found.runner.kv_cache_dtype == "bfloat16"
 
 
 def test_the_reserve_of_an_80_gb_card_is_at_least_10_gib() -> None:
@@ -108,8 +109,10 @@ def test_default_running_requests_of_a_cpu(cores: int, expected: int) -> None:
 
 def test_smollm2_on_a_small_machine() -> None:
     found = config(SMOLLM2, cpu(free_gib=4))
-    assert found.runner.device == "cpu" and found.runner.attention_backend == "cpu"
-    assert found.model.dtype == "float32" and found.model.quantization == "gguf"
+    assert found.runner.device == "cpu"
+    assert found.runner.attention_backend == "cpu"
+    assert found.model.dtype == "float32"
+    assert found.model.quantization == "gguf"
     per_token = 2 * 30 * 3 * 64 * 4
     assert found.scheduler.max_total_tokens == (2 * GiB - 98_000_000) // per_token
     assert found.runner.mem_fraction_static == 0.5
