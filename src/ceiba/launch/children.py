@@ -98,11 +98,15 @@ def run_scheduler(boot: Boot, status: StatusWriter) -> None:
     """Brain and muscle in one process: the loop, the cache and the model of one rank."""
     config = boot.config
     with status.phase("import"):
+        from ceiba.checkpoint import open_checkpoint
         from ceiba.launch.zmq_ports import ZmqSchedulerPort
+        from ceiba.obs import logs
         from ceiba.runner.worker import ModelRunner
         from ceiba.scheduler.loop import Scheduler
-    with status.phase("load model"):
-        runner = ModelRunner(config.model, config.runner, config.scheduler)
+    logs.setup(config.obs, SCHEDULER)
+    with status.phase("load"):
+        checkpoint = open_checkpoint(config.model.path, config.model.load_format, progress=False)
+        runner = ModelRunner(config, checkpoint)
     port = ZmqSchedulerPort(boot.endpoints)
     scheduler = Scheduler(config.scheduler, runner, port)
     status.send(Ready(msgspec.to_builtins(runner.info)))
@@ -117,6 +121,8 @@ def run_detokenizer(boot: Boot, status: StatusWriter) -> None:
     with status.phase("import"):
         from ceiba.launch.wiring import make_detokenizer
         from ceiba.launch.zmq_ports import ZmqDetokenizerPort
+        from ceiba.obs import logs
+    logs.setup(boot.config.obs, DETOKENIZER)
     port = ZmqDetokenizerPort(boot.endpoints)
     with status.phase("load tokenizer"):
         detokenizer = make_detokenizer(boot.config, port)

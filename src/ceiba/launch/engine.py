@@ -1,0 +1,349 @@
+"""``ceiba.Engine``: the same engine without HTTP, for scripts, notebooks and tests.
+
+Owns a thread with an event loop on which the front lives, so that it works from plain code, from a running loop and
+from several threads. Must never know how requests are scheduled. Answers have the shape of the native ``/generate``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import threading
+import uuid
+import weakref
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ceiba.config.records import Config
+from ceiba.core.errors import BadRequest, CeibaError, Unavailable
+from ceiba.launch.graph import EngineGraph
+
+if TYPE_CHECKING:
+    from ceiba.server.front import Front
+    from ceiba.server.request import Chunk
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_QUIET = "warning"
+"""Log level of an engine inside somebody else's program, unless --log-level is given."""
+
+
+class Engine:
+    """One model, ready to generate.
+
+    >>> with Engine() as engine:
+    ...     engine.generate("The capital of France is", {"temperature": 0, "max_new_tokens": 8})["text"]
+
+    ``model``: as for ``ceiba serve``, the embedded default without one. Further keywords are its flags with
+    underscores (``max_total_tokens=4096``). Raises ConfigError for what cannot work, before anything is started where
+    that can be known.
+    """
+
+    def __init__(self, model: str | None = None, **flags: Any) -> None:
+        from ceiba.config.flags import flags_from_kwargs
+
+        flags.setdefault("log_level", _QUIET)
+        if model is not None:
+            flags["model_path"] = model
+        self._open(_configured(flags_from_kwargs(**flags)))
+
+    @classmethod
+    def from_config(cls, config: Config) -> Engine:
+        engine = cls.__new__(cls)
+        engine._open(config)
+        return engine
+
+    @classmethod
+    def from_args(cls, argv: Sequence[str]) -> Engine:
+        """With the arguments of ``ceiba serve``."""
+        from ceiba.config.parse import parse_args
+
+        return cls.from_config(_configured(parse_args([*argv]).filled(log_level=_QUIET)))
+
+    # ── generating ───────────────────────────────────────────────────────────
+
+    def generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        stream: bool = False,
+        **fields: Any,
+    ) -> dict[str, Any] | list[dict[str, Any]] | Iterator[dict[str, Any]]:
+        """One answer per prompt (and per ``n``): {text, output_ids, meta_info}; a list when a list was given.
+
+        ``prompt`` or ``input_ids``, single or many. ``sampling_params``: one for all or one each, the fields of
+        ``/generate``. ``fields``: its other fields (return_logprob, logprob_start_len, top_logprobs_num,
+        token_ids_logprob, rid, …). ``stream``: an iterator of answers as they grow; closing it aborts. Raises
+        BadRequest naming the field at fault.
+        """
+        body = _body(prompt, sampling_params, input_ids, stream, fields)
+        if stream:
+            return self._iterate(self._native_stream(body))
+        return self._run(self._native(body))
+
+    async def async_generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        stream: bool = False,
+        **fields: Any,
+    ) -> dict[str, Any] | list[dict[str, Any]] | AsyncIterator[dict[str, Any]]:
+        """``generate`` for a running event loop: await it; with ``stream`` the result is an async iterator."""
+        body = _body(prompt, sampling_params, input_ids, stream, fields)
+        if stream:
+            return self._aiterate(self._native_stream(body))
+        return await self._await(self._native(body))
+
+    def chat_stream(
+        self, messages: list[dict[str, Any]], sampling_params: dict[str, Any], max_new_tokens: int | None = None
+    ) -> Iterator[Chunk]:
+        """The next turn of a conversation through the model's chat template, chunk by chunk. Without
+        ``max_new_tokens`` it may take all the context that is left."""
+        return self._iterate(self._chat(messages, sampling_params, max_new_tokens))
+
+    # ── the rest ─────────────────────────────────────────────────────────────
+
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self._run(self.front.encode_texts([text], add_special_tokens))[0].tolist()
+
+    def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        import numpy as np
+
+        return self._run(self.front.decode([np.asarray(ids, np.int32)], skip_special_tokens))[0]
+
+    def encode(self, *args: Any, **kwargs: Any) -> Any:
+        """Embeddings. Raises BadRequest: the models that work here generate."""
+        raise BadRequest(
+            f"encode: {self.config.model.name} generates text, and embedding models are not available yet. "
+            "For token ids use tokenize().",
+            code="not_available",
+        )
+
+    def flush_cache(self) -> Any:
+        """Empty the prefix cache. Raises EngineFault while requests run."""
+        return self._run(self.front.control("flush_cache"))
+
+    def server_info(self) -> dict[str, Any]:
+        """Configuration, counters and the scheduler's state, as /server_info shows them."""
+        from ceiba.config.report import public
+
+        state = self._run(self.front.control("state"))
+        return {**public(self.config), "runner": self._graph.info, "internal_states": [state]}
+
+    def abort(self, rid: str) -> None:
+        """End the request with this id, wherever it is."""
+
+        async def run() -> None:
+            self.front.abort(rid)
+
+        self._run(run())
+
+    def shutdown(self) -> None:
+        """End the processes; requests in flight get an error. Safe to call again; done at exit in any case."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        if self._loop.is_running():
+            future = asyncio.run_coroutine_threadsafe(self._graph.stop(), self._loop)
+            with contextlib.suppress(Exception):
+                future.result(15.0)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(5.0)
+        self._graph.kill()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
+
+    # ── inside ───────────────────────────────────────────────────────────────
+
+    def _open(self, config: Config) -> None:
+        from ceiba.obs import logs
+
+        logs.setup(config.obs)
+        self.config = config
+        self._closed = False
+        self._graph = EngineGraph(config, self._on_failure)
+        self._loop = asyncio.new_event_loop()
+        # The children are started from this thread, which lives as long as they do: the kernel ties them to it.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ceiba-engine", daemon=True)
+        self._thread.start()
+        reference = weakref.ref(self)
+
+        def at_exit() -> None:
+            engine = reference()
+            if engine is not None:
+                engine.shutdown()
+
+        self._at_exit = at_exit
+        atexit.register(at_exit)
+        try:
+            self.front: Front = self._run(self._start())
+        except BaseException:
+            self.shutdown()
+            raise
+
+    async def _start(self) -> Front:
+        self._graph.spawn()
+        front = await self._graph.start()
+        await self._graph.wait_ready()
+        return front
+
+    def _on_failure(self, reason: str) -> None:
+        log.error("the engine is gone: %s; make a new one", reason)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Unavailable("this engine was shut down: make a new one")
+        if threading.current_thread() is self._thread:
+            raise CeibaError("called from the engine's own thread, which would wait for itself")
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for ``work`` on the engine's loop; a Ctrl-C meanwhile cancels it, which aborts its request."""
+        try:
+            self._check()
+        except CeibaError:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._check()
+        except CeibaError:
+            work.close()
+            raise
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def _iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
+        iterator = _Pull(source)
+        try:
+            while True:
+                batch = self._run(iterator.more())
+                if not batch:
+                    return
+                yield from batch
+        finally:
+            if not self._closed:
+                self._run(iterator.close())
+
+    async def _aiterate(self, source: AsyncIterator[T]) -> AsyncIterator[T]:
+        iterator = _Pull(source)
+        try:
+            while True:
+                batch = await self._await(iterator.more())
+                if not batch:
+                    return
+                for item in batch:
+                    yield item
+        finally:
+            if not self._closed:
+                await self._await(iterator.close())
+
+    async def _native(self, body: dict[str, Any]) -> Any:
+        from ceiba.server import native
+
+        return await native.answer(self.front, body)
+
+    async def _native_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        from ceiba.server import native
+
+        async for event in native.answer_stream(self.front, body):
+            yield event
+
+    async def _chat(
+        self, messages: list[dict[str, Any]], sampling_params: dict[str, Any], max_new_tokens: int | None
+    ) -> AsyncIterator[Chunk]:
+        from ceiba.server import native
+        from ceiba.server.request import ChatPrompt, EngineRequest, Input
+
+        params = dict(sampling_params) | ({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})
+        sampling = native.sampling(self.front, params)
+        rule = "fill" if max_new_tokens is None else "exact"
+        entry = Input(ChatPrompt(messages), sampling, length=rule)
+        request = EngineRequest([entry], rid=uuid.uuid4().hex, stream=True)
+        async for chunk in self.front.generate(request):
+            yield chunk
+
+
+class _Pull:
+    """Takes an async iterator's items in batches from another thread: whatever has come since the last call."""
+
+    def __init__(self, source: AsyncIterator[Any]) -> None:
+        self._source = source
+        self._items: list[Any] = []
+        self._error: BaseException | None = None
+        self._done = False
+        self._changed: asyncio.Event | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def more(self) -> list[Any]:
+        """At least one item, or none at the end. Raises the source's error after its last good item."""
+        if self._task is None:
+            self._changed = asyncio.Event()
+            self._task = asyncio.create_task(self._read())
+        assert self._changed is not None
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            if self._done:
+                return []
+            self._changed.clear()
+            await self._changed.wait()
+        items, self._items = self._items, []
+        return items
+
+    async def _read(self) -> None:
+        assert self._changed is not None
+        try:
+            async for item in self._source:
+                self._items.append(item)
+                self._changed.set()
+        except Exception as error:
+            self._error = error
+        finally:
+            self._done = True
+            self._changed.set()
+
+    async def close(self) -> None:
+        """End the source; an unfinished request is aborted."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        aclose = getattr(self._source, "aclose", None)
+        if aclose is not None:
+            with contextlib.suppress(RuntimeError):
+                await aclose()
+
+
+def _configured(flags: Any) -> Config:
+    from ceiba.launch.commands.serve import make_config
+
+    return make_config(flags)
+
+
+def _body(prompt: Any, sampling: Any, input_ids: Any, stream: bool, fields: dict[str, Any]) -> dict[str, Any]:
+    body = {"text": prompt, "input_ids": input_ids, "sampling_params": sampling, "stream": stream, **fields}
+    return {name: _plain(value) for name, value in body.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """Arrays, tensors and tuples of ids as the lists that JSON would hold."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value] if value and not isinstance(value[0], int | str) else list(value)
+    return value

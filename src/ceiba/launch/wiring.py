@@ -1,0 +1,117 @@
+"""Which class gets which part of the configuration: the front's side of the graph. No torch in here.
+
+Owns construction only. The scheduler's side is in ``children``, next to the process that runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ceiba.checkpoint import open_checkpoint
+from ceiba.checkpoint.base import TokenizerSource
+from ceiba.config.records import Config
+from ceiba.core.ports import DetokenizerPort, FrontPort
+from ceiba.text.detokenizer import Detokenizer
+from ceiba.text.template import ChatTemplate, load_template
+from ceiba.text.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from ceiba.server.front import Front
+
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Of generation_config.json: what a model's authors suggest and a request may leave out."""
+FLUSH_SECONDS = 2
+"""How long connections may stay open once the server ends: enough for an error to arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What this process knows of the model: ids and words, no weights."""
+
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    vocab_size: int
+    sampling_defaults: Mapping[str, Any]
+
+
+def open_text(config: Config) -> Text:
+    """Tokenizer and chat template as the configuration names them; a model's own unless another path is given."""
+    model = config.model
+    checkpoint = open_checkpoint(model.path, model.load_format, progress=False)
+    try:
+        facts = checkpoint.facts()
+        suggested = checkpoint.generation_config
+        source = None if model.skip_tokenizer else _source(config, checkpoint.tokenizer)
+    finally:
+        checkpoint.close()
+    tokenizer = template = None
+    if source is not None:
+        tokenizer = load_tokenizer(source)
+        template = load_template(source, tokenizer, model.chat_template)
+    defaults = {name: suggested[name] for name in SAMPLING_FIELDS if suggested.get(name) is not None}
+    return Text(tokenizer, template, facts.vocab_size, defaults)
+
+
+def _source(config: Config, own: Any) -> TokenizerSource:
+    path = config.model.tokenizer_path
+    if not path or path == config.model.path:
+        return own()
+    other = open_checkpoint(path, progress=False)
+    try:
+        return other.tokenizer()
+    finally:
+        other.close()
+
+
+def make_detokenizer(config: Config, port: DetokenizerPort, text: Text | None = None) -> Detokenizer:
+    text = text or open_text(config)
+    return Detokenizer(text.tokenizer, port, config.scheduler.stream_interval)
+
+
+def make_front(config: Config, text: Text, port: FrontPort) -> Front:
+    from ceiba.obs.metrics import FrontMetrics
+    from ceiba.server.front import Front
+
+    return Front(
+        config,
+        text.tokenizer,
+        text.template,
+        port,
+        vocab_size=text.vocab_size,
+        sampling_defaults=text.sampling_defaults,
+        metrics=FrontMetrics(config.obs.enable_metrics, config.model.name),
+    )
+
+
+def make_http_server(config: Config, front: Front) -> uvicorn.Server:
+    """The HTTP server of ``front``, not started. Signals stay ours: ``launch.run`` decides what they mean."""
+    import contextlib
+
+    import uvicorn
+
+    from ceiba.server.app import create_app
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Any:
+            yield
+
+    http_level = config.obs.log_level_http
+    return Server(
+        uvicorn.Config(
+            create_app(front),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=http_level in ("info", "debug"),
+            server_header=False,
+            root_path=config.server.root_path,
+            timeout_keep_alive=config.server.timeout_keep_alive,
+            timeout_graceful_shutdown=FLUSH_SECONDS,
+        )
+    )
