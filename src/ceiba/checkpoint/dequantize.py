@@ -138,8 +138,8 @@ def _q5_k(b: Array) -> Array:
 
 def _q6_k(b: Array) -> Array:
     """d s (q − 32): 128 bytes of low nibbles, 64 of high bit pairs, 16 signed scales per 16 values, d."""
-    low = b[:, :128].reshape(len(b), 2, 64)
-    low = np.concatenate([low & 0x0F, low >> 4], axis=2).reshape(len(b), 256)
+    packed = b[:, :128].reshape(len(b), 2, 64)
+    low = np.concatenate([packed & 0x0F, packed >> 4], axis=2).reshape(len(b), 256)
     q = (low | _two_bits(b[:, 128:192]) << 4).view(np.int8) - np.int8(32)
     scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(_F32)
     return _scaled(q, _half(b, 208) * scales)

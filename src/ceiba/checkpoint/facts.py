@@ -41,7 +41,13 @@ def normalise(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def facts_from_config(
-    path: str, config: dict[str, Any], *, weight_bytes: int | None, num_params: int | None, quantized: str | None, dtype: str
+    path: str,
+    config: dict[str, Any],
+    *,
+    weight_bytes: int | None,
+    num_params: int | None,
+    quantized: str | None,
+    dtype: str,
 ) -> ModelFacts:
     """``weight_bytes`` and ``num_params`` None: estimated from the shapes in the config (no weights were read).
 
@@ -95,7 +101,7 @@ def _context(number: Any, config: dict[str, Any]) -> int:
         return length
     factor = scaling.get("factor")
     original = scaling.get("original_max_position_embeddings")
-    if type(factor) in (int, float) and type(original) is int and math.isfinite(factor) and 1 <= factor <= 4096:
+    if isinstance(factor, int | float) and isinstance(original, int) and math.isfinite(factor) and 1 <= factor <= 4096:
         return max(length, min(int(original * factor), _LIMIT))
     return length
 

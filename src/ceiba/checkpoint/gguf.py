@@ -4,6 +4,7 @@ Face names and in Hugging Face's layout. Must never dequantize: block types are 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -142,7 +143,9 @@ class GgufCheckpoint:
         for i, header in enumerate(headers):
             number = header.metadata.get("split.no", i)
             if number != i:
-                raise CheckpointError(f"{self.files[i]}: holds part {number!r}, part {i} was expected; a file is misnamed")
+                raise CheckpointError(
+                    f"{self.files[i]}: holds part {number!r}, part {i} was expected; a file is misnamed"
+                )
         total = headers[0].metadata.get("split.tensors.count")
         if total is not None and total != sum(len(header.tensors) for header in headers):
             raise CheckpointError(f"{self.path}: the parts do not hold the {total!r} tensors the first one announces")
@@ -160,7 +163,9 @@ class GgufCheckpoint:
         for name, (file, info) in stored.items():
             if expert_name(architecture, name, 0) is not None:
                 if len(info.shape) != 3 or info.shape[0] > MAX_EXPERTS:
-                    raise CheckpointError(f"{file.path}: {name} has the shape {info.shape}; [experts, rows, columns] is needed")
+                    raise CheckpointError(
+                        f"{file.path}: {name} has the shape {info.shape}; [experts, rows, columns] is needed"
+                    )
                 for expert in range(info.shape[0]):
                     add(expert_name(architecture, name, expert) or name, _Entry(file, info, expert, 0, False))
                 continue
@@ -179,7 +184,7 @@ class GgufCheckpoint:
         # Authors' sampling advice, as recent converters store it.
         for hf_key, key in (("temperature", "temp"), ("top_p", "top_p"), ("top_k", "top_k"), ("min_p", "min_p")):
             value = self._metadata.values.get(f"general.sampling.{key}")
-            if type(value) in (int, float) and np.isfinite(value):
+            if isinstance(value, int | float) and math.isfinite(value):
                 out[hf_key] = value
         return out
 

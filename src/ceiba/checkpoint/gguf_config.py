@@ -50,7 +50,9 @@ class Metadata:
             return default
         if type(value) is not int or not low <= value <= high:
             shown = "an array of unequal values" if isinstance(value, np.ndarray) else repr(value)[:80]
-            raise CheckpointError(f"{self.path}: {self.name}.{key} is {shown}; a whole number of {low} to {high} is needed")
+            raise CheckpointError(
+                f"{self.path}: {self.name}.{key} is {shown}; a whole number of {low} to {high} is needed"
+            )
         return value
 
     def real(self, key: str) -> float | None:
@@ -80,7 +82,9 @@ def hf_config(metadata: Metadata, shapes: dict[str, tuple[int, ...]], rope_freqs
     heads = metadata.integer("attention.head_count", high=1 << 16)
     head_dim = metadata.integer("attention.key_length", max(hidden // heads, 1), high=1 << 16)
     if shapes["token_embd.weight"][1] != hidden:
-        raise CheckpointError(f"{metadata.path}: token_embd.weight is {shapes['token_embd.weight']}, hidden size {hidden}")
+        raise CheckpointError(
+            f"{metadata.path}: token_embd.weight is {shapes['token_embd.weight']}, hidden size {hidden}"
+        )
     config: dict[str, Any] = {
         "architectures": [architecture.hf_class],
         "model_type": architecture.model_type,
@@ -96,7 +100,9 @@ def hf_config(metadata: Metadata, shapes: dict[str, tuple[int, ...]], rope_freqs
         "rope_theta": metadata.real("rope.freq_base") or 10000.0,
     }
     if heads % config["num_key_value_heads"]:
-        raise CheckpointError(f"{metadata.path}: {heads} heads do not divide over {config['num_key_value_heads']} KV heads")
+        raise CheckpointError(
+            f"{metadata.path}: {heads} heads do not divide over {config['num_key_value_heads']} KV heads"
+        )
     feed_forward = metadata.integer("feed_forward_length", 0, low=0)
     if feed_forward:
         config["intermediate_size"] = feed_forward
@@ -117,7 +123,11 @@ def hf_config(metadata: Metadata, shapes: dict[str, tuple[int, ...]], rope_freqs
     scaling = _rope_scaling(metadata, rope_freqs, config)
     if scaling:
         config["rope_scaling"] = scaling
-    for hf_key, key in (("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id"), ("pad_token_id", "padding_token_id")):
+    for hf_key, key in (
+        ("bos_token_id", "bos_token_id"),
+        ("eos_token_id", "eos_token_id"),
+        ("pad_token_id", "padding_token_id"),
+    ):
         token = metadata.token_id(key)
         if token is not None:
             config[hf_key] = token
@@ -136,7 +146,11 @@ def _rope_scaling(metadata: Metadata, freqs: np.ndarray | None, config: dict[str
         scaling: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
         if original:
             scaling["original_max_position_embeddings"] = original
-        for hf_key, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"), ("attention_factor", "attn_factor")):
+        for hf_key, key in (
+            ("beta_fast", "yarn_beta_fast"),
+            ("beta_slow", "yarn_beta_slow"),
+            ("attention_factor", "attn_factor"),
+        ):
             value = metadata.real(f"rope.scaling.{key}")
             if value is not None:
                 scaling[hf_key] = value
@@ -146,7 +160,9 @@ def _rope_scaling(metadata: Metadata, freqs: np.ndarray | None, config: dict[str
     if kind not in (None, "none", "linear", "longrope"):
         raise CheckpointError(f"{metadata.path}: rope scaling {kind!r:.40} is not known; none, linear and yarn are")
     if kind == "longrope":
-        raise CheckpointError(f"{metadata.path}: longrope scaling in GGUF is not read; use the safetensors of this model")
+        raise CheckpointError(
+            f"{metadata.path}: longrope scaling in GGUF is not read; use the safetensors of this model"
+        )
     return {"rope_type": "linear", "factor": factor} if factor != 1.0 and kind != "none" else None
 
 

@@ -82,7 +82,19 @@ _SCALARS: Final[dict[int, str]] = {
 """Metadata value type -> numpy dtype."""
 _SCALAR_STRUCTS: Final = {
     kind: struct.Struct("<" + letter)
-    for kind, letter in {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}.items()
+    for kind, letter in {
+        0: "B",
+        1: "b",
+        2: "H",
+        3: "h",
+        4: "I",
+        5: "i",
+        6: "f",
+        7: "?",
+        10: "Q",
+        11: "q",
+        12: "d",
+    }.items()
 }
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")

@@ -52,7 +52,7 @@ class MappedFile:
 
 
 def read_small(path: str, limit: int) -> bytes:
-    """The bytes of a regular file of at most ``limit`` bytes; CheckpointError names the file and the limit otherwise."""
+    """The bytes of a regular file of at most ``limit`` bytes; else CheckpointError names the file and the limit."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with os.fdopen(descriptor, "rb") as file:

@@ -14,7 +14,14 @@ from typing import Any, Final
 
 from ceiba.checkpoint.base import RawTensor, TokenizerSource
 from ceiba.checkpoint.facts import config_dtype, facts_from_config
-from ceiba.checkpoint.hf_dir import parse_object, read_config, read_json, read_optional, tokenizer_source, weight_quantization
+from ceiba.checkpoint.hf_dir import (
+    parse_object,
+    read_config,
+    read_json,
+    read_optional,
+    tokenizer_source,
+    weight_quantization,
+)
 from ceiba.checkpoint.mapping import MappedFile
 from ceiba.config.records import ModelFacts
 from ceiba.core.errors import CheckpointError
@@ -48,7 +55,7 @@ def read_header(file: MappedFile) -> dict[str, _Stored]:
     length = int.from_bytes(file.map[:8], "little")
     if length > min(file.size - 8, MAX_HEADER_BYTES):
         raise CheckpointError(
-            f"{file.path}: claims a header of {length} bytes; the file has {file.size} and the limit is {MAX_HEADER_BYTES}"
+            f"{file.path}: claims a header of {length} bytes; the file has {file.size}, the limit is {MAX_HEADER_BYTES}"
         )
     header = parse_object(file.map[8 : 8 + length], f"{file.path} (header)")
     header.pop("__metadata__", None)
@@ -72,13 +79,19 @@ def _entry(file: MappedFile, name: str, value: Any, base: int, room: int) -> _St
     kind, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(kind, str) or kind not in DTYPE_BITS:
         raise CheckpointError(f"{where} has the unknown dtype {kind!r:.40}")
-    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MAX_RANK
+        or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape)
+    ):
         raise CheckpointError(f"{where} has the shape {shape!r:.80}; up to {MAX_RANK} sizes from 0 up are allowed")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int for n in offsets):
         raise CheckpointError(f"{where} has the offsets {offsets!r:.80}; two whole numbers are needed")
     begin, end = offsets
     if not 0 <= begin <= end <= room:
-        raise CheckpointError(f"{where} lies at {begin}..{end} of {room} data bytes; it may be cut short: fetch it again")
+        raise CheckpointError(
+            f"{where} lies at {begin}..{end} of {room} data bytes; it may be cut short: fetch it again"
+        )
     bits = DTYPE_BITS[kind]
     for size in shape:
         bits *= size
@@ -109,7 +122,9 @@ class SafetensorsCheckpoint:
                 self._stored[name] = entry
         missing = [name for name in placement if name not in self._stored]
         if missing:
-            raise CheckpointError(f"{self.path}: {INDEX} places {missing[0]} in {placement[missing[0]]}, which lacks it")
+            raise CheckpointError(
+                f"{self.path}: {INDEX} places {missing[0]} in {placement[missing[0]]}, which lacks it"
+            )
         self._closed = False
 
     def facts(self) -> ModelFacts:
@@ -166,7 +181,12 @@ def _weight_files(directory: str) -> tuple[tuple[str, ...], dict[str, str]]:
         raise CheckpointError(f"{index}: no weight_map")
     for file in placement.values():
         # A name, never a path: an index must not reach outside its directory.
-        if not isinstance(file, str) or not file.endswith(".safetensors") or os.path.basename(file) != file or "\\" in file:
+        if (
+            not isinstance(file, str)
+            or not file.endswith(".safetensors")
+            or os.path.basename(file) != file
+            or "\\" in file
+        ):
             raise CheckpointError(f"{index}: {file!r:.200} is not the name of a safetensors file beside it")
     files = sorted(set(placement.values()))
     if len(files) > MAX_SHARDS:
