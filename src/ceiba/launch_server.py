@@ -5,4 +5,4 @@ import sys
 from ceiba.launch.cli import main
 
 if __name__ == "__main__":
-    main(["serve", *sys.argv[1:]])
+    raise SystemExit(main(["serve", *sys.argv[1:]]))
