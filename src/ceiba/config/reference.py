@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from ceiba.config.available import ATTENTION_ALIASES, ATTENTION_BACKENDS
@@ -128,4 +129,5 @@ def _help_row(flag: Flag) -> list[str]:
     name = ", ".join((flag.name, *flag.aliases))
     default = shown_default(flag)
     tail = f" [{default}]" if default and flag.type != "bool" else ""
-    return [f"  {name} {kind}".rstrip(), f"        {flag.text}{tail}"]
+    body = textwrap.fill(f"{flag.text}{tail}", 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return [f"  {name} {kind}".rstrip(), body]

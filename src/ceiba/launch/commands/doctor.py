@@ -219,14 +219,16 @@ def check_cache(env: Env | None = None) -> list[Finding]:
 
 
 def check_port(host: str, port: int) -> list[Finding]:
+    if not 0 < port < 65536:
+        return [Finding("port", "fail", f"{port} is no port", "give --port a number from 1 to 65535")]
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, proto) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)
-    except (OSError, OverflowError) as error:
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
         if taken:
             return [Finding("port", "warn", f"{host}:{port} is in use", "stop what listens there, or give --port")]
         return [Finding("port", "fail", f"{host}:{port}: {error}", "give another --host and --port")]
@@ -285,6 +287,8 @@ def _render(findings: list[Finding], healthy: bool) -> None:
     for finding in findings:
         table.add_row(finding.check, marks[finding.level], escape(finding.found), escape(finding.remedy))
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
     console.print(table)
     verdict = "[green]A server can start here.[/]" if healthy else "[red]Mend what failed first.[/]"
     console.print(f"\n{verdict}", highlight=False)

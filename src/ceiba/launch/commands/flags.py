@@ -43,6 +43,8 @@ def _render(rows: list[dict[str, Any]], machine: str) -> None:
     from rich.table import Table
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
     colours = {"works": "green", "hint": "yellow", "refused": "red"}
     for component in dict.fromkeys(row["component"] for row in rows):
         table = Table(title=component, title_justify="left", expand=False, show_edge=False, pad_edge=False)
