@@ -14,11 +14,13 @@ from typing import Any
 from tokenizers import (
     AddedToken,
     Regex,
-    Tokenizer as Backend,
     decoders,
     models,
     normalizers,
     pre_tokenizers,
+)
+from tokenizers import (
+    Tokenizer as Backend,
 )
 
 from ceiba.core.errors import CheckpointError
