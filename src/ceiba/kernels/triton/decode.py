@@ -377,7 +377,7 @@ def shared_parts(
         BM=SHARED_ROWS,
         BN=64,
         SOFTCAP=softcap > 0.0,
-        STAGES=3 if dim <= 128 else 2,
+        STAGES=4 if dim <= 128 else 2,
         num_warps=4,
         **options,
     )
@@ -464,7 +464,7 @@ def decode(
         WINDOW=window,
         SOFTCAP=softcap > 0.0,
         SINKS=sinks is not None,
-        STAGES=3 if dim <= 128 else 2,
+        STAGES=4 if dim <= 128 else 2,
         num_warps=4,
         **pdl_options(q.device),
     )

@@ -10,7 +10,9 @@ from ceiba.kernels.triton.launch import pdl_options, power_of_two, wait_for_pred
 
 
 @triton.jit
-def _gather_rows(table_ptr, index_ptr, out_ptr, stride, num_rows, D: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _gather_rows(
+    table_ptr, index_ptr, out_ptr, stride, num_rows, D: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     wait_for_predecessor(PDL)

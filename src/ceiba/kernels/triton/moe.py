@@ -17,6 +17,9 @@ from ceiba.kernels.triton.launch import divide_up, pdl_options, power_of_two, wa
 GEMV_TOKENS = 4
 """Tokens up to which ``moe_small`` is used."""
 
+ONE_BLOCK_PAIRS = 4096
+"""Pairs up to which one block orders them."""
+
 
 @triton.jit
 def _route_row(logits, e, E: tl.constexpr, TOP_K: tl.constexpr, KP: tl.constexpr, RENORMALIZE: tl.constexpr):
@@ -63,9 +66,7 @@ def _route(
     tl.store(weights_ptr + row * TOP_K + j, weights, mask=j < TOP_K)
 
 
-def route(
-    logits: torch.Tensor, top_k: int, renormalize: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
+def route(logits: torch.Tensor, top_k: int, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax over experts, the ``top_k`` largest (lowest id among equals), weights summing to 1 if ``renormalize``.
 
     logits [T, E], any float dtype. Returns ids int32 [T, top_k] and weights float32 [T, top_k], largest first.
@@ -282,6 +283,43 @@ def moe_small(
 
 
 @triton.jit
+def _order_in_one_block(
+    ids_ptr,
+    cursor_ptr,
+    order_ptr,
+    blocks_ptr,
+    num_blocks_ptr,
+    pairs,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    BM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """``_count_experts``, ``_place_blocks`` and ``_scatter_pairs`` for few pairs, in one launch."""
+    at = tl.arange(0, BLOCK)
+    inside = at < pairs
+    e = tl.arange(0, EP)
+    wait_for_predecessor(PDL)
+    ids = tl.load(ids_ptr + at, mask=inside, other=EP - 1)
+    counts = tl.where(e < E, tl.histogram(ids, EP), 0)
+    blocks = (counts + BM - 1) // BM
+    before = tl.cumsum(blocks, axis=0) - blocks
+    total = tl.sum(blocks, axis=0)
+    tl.store(cursor_ptr + e, before * BM, mask=e < E)
+    tl.store(num_blocks_ptr, total)
+    for i in range(0, tl.max(blocks, axis=0)):
+        tl.store(blocks_ptr + before + i, e, mask=(e < E) & (i < blocks))
+    for start in range(0, total * BM, CAPACITY):
+        spot = start + tl.arange(0, CAPACITY)
+        tl.store(order_ptr + spot, tl.zeros((CAPACITY,), tl.int32) + pairs, mask=spot < total * BM)
+    tl.debug_barrier()
+    place = tl.atomic_add(cursor_ptr + ids, 1, mask=inside, sem="acq_rel", scope="cta")
+    tl.store(order_ptr + place, at, mask=inside)
+
+
+@triton.jit
 def _count_experts(ids_ptr, counts_ptr, pairs, E: tl.constexpr, EP: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ids = tl.load(ids_ptr + at, mask=at < pairs, other=0)
@@ -292,7 +330,9 @@ def _count_experts(ids_ptr, counts_ptr, pairs, E: tl.constexpr, EP: tl.constexpr
 
 
 @triton.jit
-def _place_blocks(counts_ptr, cursor_ptr, blocks_ptr, num_blocks_ptr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr):
+def _place_blocks(
+    counts_ptr, cursor_ptr, blocks_ptr, num_blocks_ptr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr
+):
     """Expert ``e``'s rows start at a multiple of BM; blocks_ptr[b] is the expert of block b."""
     e = tl.arange(0, EP)
     counts = tl.load(counts_ptr + e, mask=e < E, other=0)
@@ -335,6 +375,26 @@ def order_by_expert(ids: torch.Tensor, num_experts: int, block: int) -> ExpertOr
     device = ids.device
     padded_experts = power_of_two(num_experts + 1)
     max_blocks = min(pairs, divide_up(pairs + min(num_experts, pairs) * (block - 1), block))
+    if pairs <= ONE_BLOCK_PAIRS:
+        cursor = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
+        order = torch.empty(max_blocks * block, dtype=torch.int32, device=device)
+        experts = torch.empty(max_blocks, dtype=torch.int32, device=device)
+        _order_in_one_block[(1,)](
+            ids,
+            cursor,
+            order,
+            experts,
+            cursor[num_experts:],
+            pairs,
+            E=num_experts,
+            EP=padded_experts,
+            BM=block,
+            BLOCK=max(128, power_of_two(pairs)),
+            CAPACITY=1024,
+            num_warps=8,
+            **pdl_options(device),
+        )
+        return ExpertOrder(order, experts, cursor[num_experts:], block)
     # One fill for the counters, one for the padding.
     scratch = torch.zeros(2 * num_experts + 1, dtype=torch.int32, device=device)
     counts, cursor, num_blocks = scratch[:num_experts], scratch[num_experts:-1], scratch[-1:]
@@ -343,9 +403,7 @@ def order_by_expert(ids: torch.Tensor, num_experts: int, block: int) -> ExpertOr
     step = 1024
     grid = (divide_up(pairs, step),)
     _count_experts[grid](ids, counts, pairs, E=num_experts, EP=padded_experts, BLOCK=step, num_warps=4)
-    _place_blocks[(1,)](
-        counts, cursor, experts, num_blocks, E=num_experts, EP=padded_experts, BM=block, num_warps=4
-    )
+    _place_blocks[(1,)](counts, cursor, experts, num_blocks, E=num_experts, EP=padded_experts, BM=block, num_warps=4)
     _scatter_pairs[grid](ids, cursor, order, pairs, BLOCK=step, num_warps=4)
     return ExpertOrder(order, experts, num_blocks, block)
 

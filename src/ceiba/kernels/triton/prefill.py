@@ -213,6 +213,19 @@ def prefill_shape(head_dim: int) -> tuple[int, int, int]:
     return 64, 8, 2
 
 
+def _can_copy_tiles(k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether the tensor memory accelerator can fetch tiles of k and v."""
+    if not k.is_cuda or torch.cuda.get_device_capability(k.device)[0] < 9:
+        return False
+    return all(
+        t.dtype.itemsize == 2
+        and power_of_two(t.shape[2]) == t.shape[2]
+        and t.stride(0) % 8 == 0
+        and t.data_ptr() % 16 == 0
+        for t in (k, v)
+    )
+
+
 def prefill(
     q: torch.Tensor,
     k: torch.Tensor | None,
@@ -246,18 +259,7 @@ def prefill(
         return out
     block, warps, stages = shape or prefill_shape(dim)
     pooled = k is None or v is None
-    tma = (
-        not pooled
-        and q.is_cuda
-        and torch.cuda.get_device_capability(q.device)[0] >= 9
-        and power_of_two(dim) == dim
-        and power_of_two(v_dim) == v_dim
-        and q.dtype.itemsize == 2
-        and k.stride(0) % 8 == 0
-        and v.stride(0) % 8 == 0
-        and k.data_ptr() % 16 == 0
-        and v.data_ptr() % 16 == 0
-    )
+    tma = k is not None and v is not None and _can_copy_tiles(k, v)
     k_argument: object = q if k is None else k
     v_argument: object = q if v is None else v
     if tma:

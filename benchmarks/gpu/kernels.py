@@ -1,0 +1,302 @@
+"""Times every GPU kernel at the shapes of Qwen3-8B and Qwen3-30B-A3B and prints a table: microseconds, the floor that
+bytes and operations set, the ratio. ``--sweep`` also times the candidate tiles from which the tables in the code come.
+Parity is tests/gpu; run it first.
+
+    PYTHONPATH=src python benchmarks/gpu/kernels.py [--only dense,decode,shared,prefill,moe] [--sweep]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from timing import WARM, eager_us, replay_us
+
+from ceiba.attention.shared_prefix import MAX_PARTS, plan_shared
+from ceiba.core.step import PrefixGroup
+from ceiba.kernels.triton import moe as experts
+from ceiba.kernels.triton import skinny
+from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_parts, shared_tile
+from ceiba.kernels.triton.prefill import plan_tiles, prefill
+
+BANDWIDTH, FLOPS, ATTENTION_FLOPS = 4.26e12, 700e12, 575e12
+BF16 = torch.bfloat16
+
+
+def rand(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="cuda").normal_(0, 0.5)
+
+
+def line(name: str, us: float, floor: float, note: str = "") -> None:
+    if not WARM.count:
+        print(f"{name:58s} {us:9.2f} us  floor {floor:9.2f}  ratio {us / floor:5.2f}  {note}", flush=True)
+
+
+def attempt(call: Callable[[], float]) -> float:
+    """A tile that does not fit the device's shared memory is no candidate."""
+    try:
+        return call()
+    except Exception as error:
+        if "out of resource" not in str(error):
+            raise
+        return float("inf")
+
+
+WEIGHTS = {
+    "8b qkv": (6144, 4096, False),
+    "8b out": (4096, 4096, False),
+    "8b gate_up": (24576, 4096, True),
+    "8b down": (4096, 12288, False),
+    "lm_head": (151936, 4096, False),
+    "30b qkv": (5120, 2048, False),
+    "30b out": (2048, 4096, False),
+}
+
+
+def dense(sweep: bool) -> None:
+    for name, (n, k, paired) in WEIGHTS.items():
+        copies = max(2, min(12, int(400e6 / (n * k * 2)) + 1))
+        ws = [rand(n, k) for _ in range(copies)]
+        half = n // 2 if paired else n
+        for m in (1, 8, 16, 32, 64, 128, 256):
+            x = rand(m, k)
+            floor = max(n * k * 2 / BANDWIDTH, 2 * m * n * k / FLOPS) * 1e6
+            base = replay_us([lambda w=w: torch.mm(x, w.t()) for w in ws])
+            note = f"cuBLAS {base:8.2f}"
+            if m > 64:
+                line(f"{name} m={m} cuBLAS", base, floor)
+            elif m == 1:
+                ours = replay_us([lambda w=w: skinny.gemv(x, w, silu_pairs=paired) for w in ws])
+                if sweep:
+                    found = []
+                    for rows, cols, warps in itertools.product((1, 2, 4, 8, 16), (256, 512, 1024, 2048), (2, 4)):
+                        if not 16 <= rows * cols * (2 if paired else 1) / (warps * 32) <= 64 or cols > k:
+                            continue
+                        tile = skinny.GemvShape(rows, cols, warps)
+                        us = replay_us(
+                            [lambda w=w, t=tile: skinny.gemv(x, w, silu_pairs=paired, shape=t) for w in ws], replays=5
+                        )
+                        found.append((round(us, 2), rows, cols, warps))
+                    note += f"  best {sorted(found)[:4]}"
+                line(f"{name} m={m} gemv", ours, floor, note)
+            else:
+                single = n > 100000
+                ours = replay_us([lambda w=w: skinny.matmul_parts(x, w, silu_pairs=paired, single=single) for w in ws])
+                if sweep and m in (8, 32, 64):
+                    found = []
+                    for rows, cols, parts, stages in itertools.product(
+                        (16, 32, 64, 128), (64, 128, 256), (1, 2, 4, 8), (3, 4, 5)
+                    ):
+                        size = (rows * (2 if paired else 1) + max(16, m)) * cols * 2 * stages
+                        blocks = -(-half // rows) * parts
+                        if size > 160e3 or size < 40e3 or ((paired or single) and parts > 1):
+                            continue
+                        if (
+                            k // parts < 256
+                            or blocks < 128
+                            or (blocks > 1100 and parts > 1)
+                            or (cols == 64 and rows < 64)
+                        ):
+                            continue
+                        tile = skinny.SkinnyShape(rows, cols, parts, stages, 4)
+                        us = attempt(
+                            lambda t=tile: replay_us(
+                                [
+                                    lambda w=w: skinny.matmul_parts(x, w, silu_pairs=paired, single=single, shape=t)
+                                    for w in ws
+                                ],
+                                replays=4,
+                            )
+                        )
+                        found.append((round(us, 2), rows, cols, parts, stages))
+                    note += f"  best {sorted(found)[:4]}"
+                line(f"{name} m={m} matmul_parts", ours, floor, note)
+        del ws
+
+
+def cache(batch: int, context: int, kv_heads: int, copies: int) -> tuple[list[tuple[torch.Tensor, ...]], torch.Tensor]:
+    slots = batch * context
+    pools = [(rand(slots, kv_heads, 128), rand(slots, kv_heads, 128)) for _ in range(copies)]
+    table = torch.randperm(slots, device="cuda").int().view(batch, context)
+    return pools, table
+
+
+def decode_attention() -> None:
+    for heads, kv_heads in ((32, 8), (32, 4)):
+        for batch, context in ((1, 1024), (1, 32768), (8, 1024), (64, 1024), (256, 1024), (32, 16384)):
+            size = batch * context * kv_heads * 512
+            pools, table = cache(batch, context, kv_heads, max(1, min(16, int(200e6 / size))))
+            rows = torch.arange(batch, dtype=torch.int32, device="cuda")
+            lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+            q = rand(batch, heads, 128)
+            work = DecodeWorkspace.allocate(batch, heads, kv_heads, 128, 0, q.device)
+            us = replay_us([lambda k=k, v=v: decode(q, k, v, table, rows, lens, work, 0.09) for k, v in pools])
+            line(f"decode {heads}/{kv_heads} batch {batch} context {context}", us, size / BANDWIDTH * 1e6)
+
+
+def shared_attention() -> None:
+    batch, prefix, own = 64, 3000, 94
+    on = lambda a: torch.from_numpy(np.ascontiguousarray(a)).cuda()  # noqa: E731
+    for heads, kv_heads in ((32, 8), (32, 4)):
+        slots = prefix + batch * own
+        pools = [(rand(slots, kv_heads, 128), rand(slots, kv_heads, 128)) for _ in range(8)]
+        order = torch.randperm(slots, device="cuda").int()
+        table = torch.cat([order[:prefix].expand(batch, -1), order[prefix:].view(batch, own)], 1).contiguous()
+        short = order[prefix:].view(batch, own).contiguous()
+        rows = np.arange(batch, dtype=np.int32)
+        lens = np.full(batch, prefix + own, np.int32)
+        group = heads // kv_heads
+        started = time.perf_counter()
+        groups = [PrefixGroup(prefix, rows)]
+        plan = plan_shared(groups, 0, rows, lens, shared_tile(group), kv_heads, 132)
+        planning = (time.perf_counter() - started) * 1e6
+        assert plan is not None
+        work = DecodeWorkspace.allocate(batch, heads, kv_heads, 128, MAX_PARTS, torch.device("cuda"))
+        q = rand(batch, heads, 128)
+        items, members, starts, counts = on(plan.items), on(plan.members), on(plan.own_starts), on(plan.counts)
+        count = torch.tensor([len(plan.items)], dtype=torch.int32, device="cuda")
+        rows_d, lens_d = on(rows), on(lens)
+        short_lens = torch.full_like(lens_d, own)
+
+        def both(k: torch.Tensor, v: torch.Tensor) -> None:
+            shared_parts(q, k, v, table, items, count, members, work, 0.09)
+            decode(q, k, v, table, rows_d, lens_d, work, 0.09, own_starts=starts, shared_counts=counts,
+                   max_shared_parts=MAX_PARTS)  # fmt: skip
+
+        apart = replay_us([lambda k=k, v=v: decode(q, k, v, table, rows_d, lens_d, work, 0.09) for k, v in pools])
+        alone = replay_us([lambda k=k, v=v: decode(q, k, v, short, rows_d, short_lens, work, 0.09) for k, v in pools])
+        only = replay_us(
+            [lambda k=k, v=v: shared_parts(q, k, v, table, items, count, members, work, 0.09) for k, v in pools]
+        )
+        us = replay_us([lambda k=k, v=v: both(k, v) for k, v in pools])
+        note = f"shared part {only:.1f}, not shared {apart:.1f}, 94 tokens alone {alone:.1f}, plan {planning:.0f} us"
+        line(f"shared decode {heads}/{kv_heads} 64 x (3000 + 94)", us, slots * kv_heads * 512 / BANDWIDTH * 1e6, note)
+
+
+def prefill_attention(sweep: bool) -> None:
+    from torch.nn import functional
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    heads, kv_heads = 32, 8
+    kp, vp = rand(70000, kv_heads, 128), rand(70000, kv_heads, 128)
+    table = torch.randperm(70000, device="cuda").int().view(2, -1)
+    cases = [([4096], [0]), ([16384], [0]), ([1024] * 8, [0] * 8), ([8192], [8192]), ([30] * 64, [3000] * 64)]
+    for lengths, cached in cases:
+        total = sum(lengths)
+        q, kv = rand(total, heads, 128), rand(total, 2 * kv_heads * 128)
+        k = kv[:, : kv_heads * 128].view(total, kv_heads, 128)
+        v = kv[:, kv_heads * 128 :].view(total, kv_heads, 128)
+        rows = np.zeros(len(lengths), np.int32)
+        tiles = torch.from_numpy(
+            plan_tiles(np.array(lengths, np.int32), np.array(cached, np.int32), rows, heads // kv_heads)
+        ).cuda()
+        flops = sum(4 * heads * 128 * (n * n / 2 + n * c) for n, c in zip(lengths, cached, strict=True))
+        name = f"prefill {len(lengths)} x {lengths[0]} after {cached[0]}"
+        shapes = [(128, 8, 2), (64, 8, 3), (64, 4, 3), (64, 4, 2), (128, 8, 3)] if sweep else [None]
+        for pooled, shape in itertools.product((False, True), shapes):
+            us = attempt(
+                lambda p=pooled, s=shape: eager_us(
+                    lambda: prefill(q, None if p else k, None if p else v, kp, vp, table, tiles, 0.09, shape=s)
+                )
+            )
+            how = ("pool" if pooled else "own") + f" {shape or ''}"
+            line(f"{name} {how}", us, flops / ATTENTION_FLOPS * 1e6, f"{flops / us / 1e6:.0f} TFLOP/s")
+        if len(lengths) == 1 and not cached[0]:
+            qs, ks, vs = (t.transpose(0, 1)[None] for t in (q, k, v))
+            for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+                with sdpa_kernel(backend):
+                    us = eager_us(
+                        lambda: functional.scaled_dot_product_attention(qs, ks, vs, is_causal=True, enable_gqa=True)
+                    )
+                line(
+                    f"{name} torch {backend.name}", us, flops / ATTENTION_FLOPS * 1e6, f"{flops / us / 1e6:.0f} TFLOP/s"
+                )
+        elif not any(cached):
+            from torch.nn.attention.varlen import varlen_attn
+
+            ends = torch.from_numpy(np.cumsum([0, *lengths])).int().cuda()
+            ke, ve = (t.repeat_interleave(heads // kv_heads, 1) for t in (k, v))
+            try:
+                us = eager_us(lambda: varlen_attn(q, ke, ve, ends, ends, max(lengths), max(lengths), is_causal=True))
+            except TypeError:
+                us = eager_us(
+                    lambda: varlen_attn(q, ke, ve, ends, ends, max(lengths), max(lengths), window_size=(-1, 0))
+                )
+            line(f"{name} torch varlen", us, flops / ATTENTION_FLOPS * 1e6, f"{flops / us / 1e6:.0f} TFLOP/s")
+
+
+def moe_layers(sweep: bool) -> None:
+    copies, dim, inner, count, top_k = 3, 2048, 768, 128, 8
+    layers = [(rand(count, 2 * inner, dim), rand(count, dim, inner)) for _ in range(copies)]
+    counters = torch.zeros(64, dtype=torch.int32, device="cuda")
+    norm, router = rand(dim), rand(count, dim)
+    x = rand(1, dim)
+    us = replay_us([lambda: experts.norm_route(x, norm, router, 1e-6, top_k, counters)], repeat=20)
+    line("norm_route batch 1", us, count * dim * 2 / BANDWIDTH * 1e6)
+    for tokens in (1, 2, 4, 8, 16, 64, 256, 1024, 4096, 8192):
+        x = rand(tokens, dim)
+        routes = [experts.route(rand(tokens, count), top_k) for _ in range(8)]
+        used = sum(int(i.unique().numel()) for i, _ in routes) / len(routes)
+        floor = max(used * 3 * inner * dim * 2 / BANDWIDTH, tokens * top_k * 6 * inner * dim / FLOPS) * 1e6
+        calls = [lambda w=layers[j % copies], r=routes[j]: experts.moe(x, *w, *r) for j in range(len(routes))]
+        us = replay_us(calls, replays=6)
+        note = ""
+        if sweep and tokens > 1:
+            found = []
+            for rows, columns, depth, stages, warps in itertools.product(
+                (16, 32, 64, 128), (32, 64, 128, 256), (64, 128, 256), (3, 4), (4, 8)
+            ):
+                mean = tokens * top_k / count
+                if (
+                    rows > max(16, 2 * mean)
+                    or (rows < 64 and mean > 100)
+                    or (rows >= 64) != (columns >= 64 and depth == 64)
+                ):
+                    continue
+                if (rows == 16 and warps == 8) or (rows == 32 and tokens > 512) or (rows == 128 and warps == 4):
+                    continue
+                if (rows + 2 * columns) * depth * 2 * stages > 200e3 or rows * columns > 128 * 128:
+                    continue
+                tile = experts.GroupedShape(rows, columns, depth, stages, warps)
+                ours = attempt(
+                    lambda t=tile: replay_us(
+                        [
+                            lambda w=layers[j % copies], r=routes[j]: experts.moe(x, *w, *r, shapes=(t, t))
+                            for j in range(len(routes))
+                        ],
+                        replays=3,
+                    )
+                )
+                found.append((round(ours, 1), rows, columns, depth, stages, warps))
+            note = f"best {sorted(found)[:4]}"
+        line(f"moe batch {tokens} ({used:.0f} experts)", us, floor, note)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="dense,decode,shared,prefill,moe")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--warm", default="0/0", help="i/n: compile the i-th of n shares and time nothing")
+    options = parser.parse_args()
+    WARM.index, WARM.count = map(int, options.warm.split("/"))
+    print(torch.cuda.get_device_name(), torch.__version__)
+    parts = {
+        "dense": lambda: dense(options.sweep),
+        "decode": decode_attention,
+        "shared": shared_attention,
+        "prefill": lambda: prefill_attention(options.sweep),
+        "moe": lambda: moe_layers(options.sweep),
+    }
+    for name in options.only.split(","):
+        started = time.perf_counter()
+        parts[name]()
+        torch.cuda.empty_cache()
+        print(f"-- {name}: {time.perf_counter() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
