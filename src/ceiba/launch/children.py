@@ -111,7 +111,7 @@ def run_scheduler(boot: Boot, status: StatusWriter) -> None:
     scheduler = Scheduler(config.scheduler, runner, port)
     status.send(Ready(msgspec.to_builtins(runner.info)))
     try:
-        scheduler.run()
+        scheduler.run(port.to_front)
     finally:
         runner.close()
 
@@ -119,12 +119,12 @@ def run_scheduler(boot: Boot, status: StatusWriter) -> None:
 def run_detokenizer(boot: Boot, status: StatusWriter) -> None:
     """Ids to text, in a process of its own."""
     with status.phase("import"):
-        from ceiba.launch.wiring import make_detokenizer
+        from ceiba.launch.wiring import make_detokenizer, open_tokenizer
         from ceiba.launch.zmq_ports import ZmqDetokenizerPort
         from ceiba.obs import logs
     logs.setup(boot.config.obs, DETOKENIZER)
     port = ZmqDetokenizerPort(boot.endpoints)
     with status.phase("load tokenizer"):
-        detokenizer = make_detokenizer(boot.config, port)
+        detokenizer = make_detokenizer(boot.config, open_tokenizer(boot.config))
     status.send(Ready())
-    detokenizer.run()
+    detokenizer.run(port, threading.Event())

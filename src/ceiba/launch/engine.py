@@ -16,12 +16,16 @@ import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from ceiba.config.records import Config
 from ceiba.core.errors import BadRequest, CeibaError, Unavailable
 from ceiba.launch.graph import EngineGraph
 
 if TYPE_CHECKING:
+    from ceiba.server.choices import Choice
     from ceiba.server.front import Front
+    from ceiba.server.generation import Generation
     from ceiba.server.request import Chunk
 
 log = logging.getLogger(__name__)
@@ -254,29 +258,70 @@ class Engine:
                 await self._await(iterator.close())
 
     async def _native(self, body: dict[str, Any]) -> Any:
-        from ceiba.server import native
-
-        return await native.answer(self.front, body)
+        opened = _Opened(self.front, body)
+        async with await self.front.submit(opened.request) as generation:
+            choices = opened.choices(generation)
+            async for chunk in generation:
+                choices[chunk.index].feed(chunk)
+        answers = [opened.shape.answer(choice, choice.finish) for choice in choices]
+        return answers if opened.many else answers[0]
 
     async def _native_stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        from ceiba.server import native
-
-        async for event in native.answer_stream(self.front, body):
-            yield event
+        opened = _Opened(self.front, body)
+        async with await self.front.submit(opened.request) as generation:
+            choices = opened.choices(generation)
+            async for chunk in generation:
+                choice = choices[chunk.index]
+                delta = choice.feed(chunk)
+                if not (delta.count or delta.text or delta.finish):
+                    continue
+                answer = opened.shape.answer(choice, delta.finish)
+                yield {**answer, "index": choice.index} if opened.many else answer
 
     async def _chat(
         self, messages: list[dict[str, Any]], sampling_params: dict[str, Any], max_new_tokens: int | None
     ) -> AsyncIterator[Chunk]:
         from ceiba.server import native
-        from ceiba.server.request import ChatPrompt, EngineRequest, Input
+        from ceiba.server.native_schemas import SamplingFields
+        from ceiba.server.request import ChatPrompt, EngineRequest, Input, LengthRule
 
-        params = dict(sampling_params) | ({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})
-        sampling = native.sampling(self.front, params)
-        rule = "fill" if max_new_tokens is None else "exact"
-        entry = Input(ChatPrompt(messages), sampling, length=rule)
+        fields = _converted({**sampling_params, "max_new_tokens": max_new_tokens}, SamplingFields, "sampling_params")
+        rule: LengthRule = "fill" if max_new_tokens is None else "exact"
+        entry = Input(ChatPrompt(messages), native.sampling_of(fields, self.front), length=rule)
         request = EngineRequest([entry], rid=uuid.uuid4().hex, stream=True)
         async for chunk in self.front.generate(request):
             yield chunk
+
+
+class _Opened:
+    """A native request as this engine reads it: the same checks and the same answers as POST /generate."""
+
+    def __init__(self, front: Front, body: dict[str, Any]) -> None:
+        from starlette.datastructures import Headers
+
+        from ceiba.server.logprobs import TokenTexts
+        from ceiba.server.native import GenerateShape, engine_request
+        from ceiba.server.native_schemas import GenerateRequest
+
+        fields = _converted(body, GenerateRequest, "")
+        self.request, self.many = engine_request(fields, front, Headers({}))
+        self.shape = GenerateShape(fields, self.request, front, TokenTexts(front.tokenizer), self.many)
+
+    def choices(self, generation: Generation) -> list[Choice]:
+        from ceiba.server.choices import choices_of
+
+        choices = choices_of(self.request, generation.prompts)
+        self.shape.opened(choices)
+        return choices
+
+
+def _converted(values: dict[str, Any], kind: type[T], where: str) -> T:
+    """``values`` as the request struct. Raises BadRequest naming the field of wrong type or name."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        raise BadRequest(f"{where}: {text}" if where else text) from None
 
 
 class _Pull:
@@ -330,9 +375,9 @@ class _Pull:
 
 
 def _configured(flags: Any) -> Config:
-    from ceiba.launch.commands.serve import make_config
+    from ceiba.launch.configure import configure
 
-    return make_config(flags)
+    return configure(flags)
 
 
 def _body(prompt: Any, sampling: Any, input_ids: Any, stream: bool, fields: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from ceiba.launch.zmq_ports import (
 
 if TYPE_CHECKING:
     from ceiba.server.front import Front
+    from ceiba.text.detokenizer import Detokenizer
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class EngineGraph:
         self._directory: Path | None = None
         self._port: ZmqFrontPort | None = None
         self._thread: threading.Thread | None = None
-        self._detokenizer: Any = None
+        self._thread_stop = threading.Event()
         self._watchdog: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -89,8 +90,8 @@ class EngineGraph:
         self.phases.append(("front", time.perf_counter() - begun))
         if self.config.launch.detokenizer == "thread":
             port = ZmqDetokenizerPort(self._endpoints, self._port.context)
-            self._detokenizer = wiring.make_detokenizer(self.config, port, text)
-            self._thread = threading.Thread(target=self._detokenize, args=(port,), name=DETOKENIZER, daemon=True)
+            work = (wiring.make_detokenizer(self.config, text.tokenizer), port)
+            self._thread = threading.Thread(target=self._detokenize, args=work, name=DETOKENIZER, daemon=True)
             self._thread.start()
         await self.front.start()
         return self.front
@@ -140,13 +141,13 @@ class EngineGraph:
 
     def _stop_thread(self) -> None:
         if self._thread is not None:
-            self._detokenizer.stop()
+            self._thread_stop.set()
             self._thread.join(2.0)
             self._thread = None
 
-    def _detokenize(self, port: ZmqDetokenizerPort) -> None:
+    def _detokenize(self, detokenizer: Detokenizer, port: ZmqDetokenizerPort) -> None:
         try:
-            self._detokenizer.run()
+            detokenizer.run(port, self._thread_stop)
         except Exception as error:
             log.exception("the detokenizer thread failed")
             if self._loop is not None:

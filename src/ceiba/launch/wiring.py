@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from ceiba.checkpoint import open_checkpoint
 from ceiba.checkpoint.base import TokenizerSource
 from ceiba.config.records import Config
-from ceiba.core.ports import DetokenizerPort, FrontPort
+from ceiba.core.ports import FrontPort
 from ceiba.text.detokenizer import Detokenizer
-from ceiba.text.template import ChatTemplate, load_template
 from ceiba.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     import uvicorn
 
     from ceiba.server.front import Front
+    from ceiba.text.template import ChatTemplate
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Of generation_config.json: what a model's authors suggest and a request may leave out."""
@@ -50,6 +50,8 @@ def open_text(config: Config) -> Text:
         checkpoint.close()
     tokenizer = template = None
     if source is not None:
+        from ceiba.text.template import load_template
+
         tokenizer = load_tokenizer(source)
         template = load_template(source, tokenizer, model.chat_template)
     defaults = {name: suggested[name] for name in SAMPLING_FIELDS if suggested.get(name) is not None}
@@ -67,9 +69,19 @@ def _source(config: Config, own: Any) -> TokenizerSource:
         other.close()
 
 
-def make_detokenizer(config: Config, port: DetokenizerPort, text: Text | None = None) -> Detokenizer:
-    text = text or open_text(config)
-    return Detokenizer(text.tokenizer, port, config.scheduler.stream_interval)
+def open_tokenizer(config: Config) -> Tokenizer | None:
+    """The tokenizer alone, for a detokenizer in a process of its own."""
+    if config.model.skip_tokenizer:
+        return None
+    checkpoint = open_checkpoint(config.model.path, config.model.load_format, progress=False)
+    try:
+        return load_tokenizer(_source(config, checkpoint.tokenizer))
+    finally:
+        checkpoint.close()
+
+
+def make_detokenizer(config: Config, tokenizer: Tokenizer | None) -> Detokenizer:
+    return Detokenizer(tokenizer, stream_interval=config.scheduler.stream_interval)
 
 
 def make_front(config: Config, text: Text, port: FrontPort) -> Front:
