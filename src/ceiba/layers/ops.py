@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ceiba.config.records import RunnerConfig
+from ceiba.kernels import cpu
 
 Tensor = torch.Tensor
 
@@ -103,8 +105,12 @@ class Ops:
         [Tensor, QKVShape, Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor, Tensor]
     ] = prepare_qkv
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear
+    host: Any = None
+    """Threads and scratch of the compiled CPU kernels, where they run (``kernels.cpu``)."""
 
 
 def select_ops(device: torch.device, config: RunnerConfig) -> Ops:
     """The table for a device: kernels where there are some for it, the reference everywhere else."""
+    if device.type == "cpu" and config.cpu_kernels and cpu.available:
+        return Ops(name="cpu", host=cpu._cpu.Context(max(1, config.threads)))
     return Ops()

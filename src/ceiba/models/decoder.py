@@ -166,6 +166,7 @@ class Decoder:
 
     def __init__(self, spec: DecoderSpec, ctx: LayerContext) -> None:
         self.spec = spec
+        self.ops = ctx.ops
         self.rotary = Rotary(spec.rope, ctx.context_len, ctx.device)
         self.embedding = VocabMatrix(ctx, spec.vocab_size, spec.hidden_size)
         self.blocks = [DecoderBlock(spec, index, ctx) for index in range(spec.num_layers)]

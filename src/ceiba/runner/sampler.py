@@ -103,12 +103,18 @@ def unpack_bits(bits: Tensor, size: int) -> Tensor:
     return wide.view(len(bits), -1)[:, :size].bool()
 
 
-def draw(x: Tensor, draws: Draws, rows: Rows) -> Tensor:
-    """Tokens int64 [N] for x [N, vocab]: logits over temperature, the best of each row at 0; x may be overwritten."""
+def draw(x: Tensor, draws: Draws, rows: Rows, dense: bool | None = None) -> Tensor:
+    """Tokens int64 [N] for x [N, vocab]: logits over temperature, the best of each row at 0; x may be overwritten.
+
+    ``dense`` works on the whole vocabulary without ever waiting for the device (the default on accelerators); otherwise
+    on the candidates alone. Both choose the same tokens.
+    """
+    if dense is None:
+        dense = x.device.type != "cpu"
     keys = row_keys(draws.seeds, rows.out_pos.index_select(0, draws.rows))
     total = torch.logsumexp(x, dim=1, keepdim=True) if draws.top_p is not None else None
     ordered = draws.top_p is not None or draws.top_k is not None
-    if x.device.type == "cpu":
+    if not dense:
         values, ids = _candidates(x, draws, total)
         if ordered:
             values, order = values.sort(dim=1, descending=True, stable=True)

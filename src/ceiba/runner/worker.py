@@ -11,14 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ceiba.attention.backends.host import HostAttention
 from ceiba.attention.base import AttentionBatch
-from ceiba.attention.select import Needs, select_pair
+from ceiba.attention.select import Needs, objections, select_pair
 from ceiba.checkpoint.base import Checkpoint
 from ceiba.config.records import Config
 from ceiba.core.errors import ConfigError
 from ceiba.core.step import RunnerInfo, StepPlan, TokenMasks
 from ceiba.dist import Group
 from ceiba.memory.pool import KVPool
+from ceiba.models.decoder import Decoder
+from ceiba.models.fused import FusedDecoder, fuse
 from ceiba.models.loader import DTYPES, load_model
 from ceiba.runner.inputs import StepInputs
 from ceiba.runner.logprobs import PromptBlock, block_size, logprobs, prompt_block
@@ -61,7 +64,8 @@ class ModelRunner:
         self.device = _device(runner.device, runner.gpu_id)
         if self.device.type == "cpu":
             torch.set_num_threads(max(1, runner.threads))
-        self.model = load_model(checkpoint, config.model, runner, self.device, group)
+        model = load_model(checkpoint, config.model, runner, self.device, group)
+        self.model: Decoder | FusedDecoder = model
         dtype = DTYPES[config.model.dtype]
         kv_name = runner.kv_cache_dtype
         if kv_name != "auto" and kv_name not in KV_DTYPES:
@@ -84,6 +88,10 @@ class ModelRunner:
                 page_size=scheduler.page_size,
             )
         self.pool = KVPool(shape, slots, scheduler.page_size, self.device)
+        host = model.ops.host
+        if host is not None and self.attention.name == "cpu" and not objections(needs, HostAttention.capabilities):
+            self.attention = HostAttention(host)
+            self.model = fuse(model, self.pool, self.attention) or model
         vocab = self.model.spec.vocab_size
         max_rows = scheduler.max_running_requests
         self.rows = Rows(max_rows, config.model.context_len, vocab, self.device)

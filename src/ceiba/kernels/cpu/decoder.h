@@ -69,47 +69,66 @@ inline int64_t grain_of(int64_t total, int threads) {
 
 enum class Epilogue { STORE, ADD };
 
-// out [tokens, stride] (+)= in · wᵀ + bias, shared among the team.
-inline void product(const Matrix& w, const Input& in, int64_t tokens, float* out, int64_t stride, Epilogue epilogue,
-                    int64_t* next, int threads) {
-  int64_t panels = w.panels();
+// Writes a panel's [m, 16] sums where they belong.
+inline void finish_panel(const Matrix& w, int64_t p, const float* acc, int m, float* out, int64_t stride,
+                         Epilogue epilogue) {
+  int64_t width = lmin(LANES, w.rows - p * LANES);
+  for (int i = 0; i < m; i++) {
+    float* to = out + i * stride + p * LANES;
+    const float* from = acc + i * LANES;
+    for (int64_t l = 0; l < width; l++) {
+      float value = from[l] + (w.bias ? w.bias[p * LANES + l] : 0.f);
+      to[l] = epilogue == Epilogue::ADD ? to[l] + value : value;
+    }
+  }
+}
+
+// out [tokens, stride] (+)= in · wᵀ + bias, shared among the team. Several matrices stand side by side in `out`.
+inline void product(const Matrix* const* stack, int count, const Input& in, int64_t tokens, float* out, int64_t stride,
+                    Epilogue epilogue, int64_t* next, int threads) {
+  int64_t panels = 0;
+  for (int i = 0; i < count; i++) panels += stack[i]->panels();
   share(next, panels, grain_of(panels, threads), [&](int64_t p) {
+    const Matrix* const* w = stack;
+    float* to = out;
+    for (; p >= (*w)->panels(); w++) {
+      p -= (*w)->panels();
+      to += (*w)->rows;
+    }
     alignas(64) float acc[ROW_CHUNK * LANES];
-    int64_t width = lmin(LANES, w.rows - p * LANES);
     for (int64_t row = 0; row < tokens; row += ROW_CHUNK) {
       int m = int(lmin(ROW_CHUNK, tokens - row));
       std::memset(acc, 0, sizeof(float) * size_t(m) * LANES);
-      panel_product(w, p, in.rows(row), m, acc);
-      for (int i = 0; i < m; i++) {
-        float* to = out + (row + i) * stride + p * LANES;
-        const float* from = acc + i * LANES;
-        for (int64_t l = 0; l < width; l++) {
-          float value = from[l] + (w.bias ? w.bias[p * LANES + l] : 0.f);
-          to[l] = epilogue == Epilogue::ADD ? to[l] + value : value;
-        }
-      }
+      panel_product(**w, p, in.rows(row), m, acc);
+      finish_panel(**w, p, acc, m, to + row * stride, stride, epilogue);
     }
   });
 }
 
-// out [tokens, ffn] = silu(gate) · up; panels of gate and up alternate.
-inline void product_silu(const Matrix& w, const Input& in, int64_t tokens, float* out, int64_t stride, int64_t* next,
-                         int threads) {
-  int64_t pairs = w.panels() / 2;
-  share(next, pairs, grain_of(pairs, threads), [&](int64_t p) {
-    alignas(64) float gate[ROW_CHUNK * LANES], up[ROW_CHUNK * LANES];
+inline void product(const Matrix& w, const Input& in, int64_t tokens, float* out, int64_t stride, Epilogue epilogue,
+                    int64_t* next, int threads) {
+  const Matrix* stack[] = {&w};
+  product(stack, 1, in, tokens, out, stride, epilogue, next, threads);
+}
+
+// out [tokens, ffn] = silu(gate) · up
+inline void product_silu(const Matrix& gate, const Matrix& up, const Input& in, int64_t tokens, float* out,
+                         int64_t stride, int64_t* next, int threads) {
+  int64_t panels = gate.panels();
+  share(next, panels, grain_of(panels, threads), [&](int64_t p) {
+    alignas(64) float g[ROW_CHUNK * LANES], u[ROW_CHUNK * LANES];
     for (int64_t row = 0; row < tokens; row += ROW_CHUNK) {
       int m = int(lmin(ROW_CHUNK, tokens - row));
-      std::memset(gate, 0, sizeof(float) * size_t(m) * LANES);
-      std::memset(up, 0, sizeof(float) * size_t(m) * LANES);
-      panel_product(w, 2 * p, in.rows(row), m, gate);
-      panel_product(w, 2 * p + 1, in.rows(row), m, up);
+      std::memset(g, 0, sizeof(float) * size_t(m) * LANES);
+      std::memset(u, 0, sizeof(float) * size_t(m) * LANES);
+      panel_product(gate, p, in.rows(row), m, g);
+      panel_product(up, p, in.rows(row), m, u);
+      for (int i = 0; i < m * LANES; i += W) {
+        vf x = load(g + i);
+        store(g + i, x / (1.f + vexp(-x)) * load(u + i));
+      }
       for (int i = 0; i < m; i++)
-        for (int v = 0; v < NV; v++) {
-          vf g = load(gate + i * LANES + v * W);
-          vf silu = g / (1.f + vexp(-g));
-          store(out + (row + i) * stride + p * LANES + v * W, silu * load(up + i * LANES + v * W));
-        }
+        std::memcpy(out + (row + i) * stride + p * LANES, g + i * LANES, sizeof(float) * LANES);
     }
   });
 }
@@ -154,11 +173,11 @@ inline void place_token(const Model& m, const Layer& layer, const Forward& f, fl
   const float *k = at + a.heads * dim, *v = k + a.kv_heads * dim;
   for (int i = 0; i < a.kv_heads * dim; i += W) {
     if (a.kv_bf16) {
-      pool_store<true>(layer.k, slot + i, load(k + i));
-      pool_store<true>(layer.v, slot + i, load(v + i));
+      pool_store<true>(layer.k_pool, slot + i, load(k + i));
+      pool_store<true>(layer.v_pool, slot + i, load(v + i));
     } else {
-      pool_store<false>(layer.k, slot + i, load(k + i));
-      pool_store<false>(layer.v, slot + i, load(v + i));
+      pool_store<false>(layer.k_pool, slot + i, load(k + i));
+      pool_store<false>(layer.v_pool, slot + i, load(v + i));
     }
   }
 }
@@ -178,14 +197,15 @@ inline void run_layer(DecoderRun& run, const Layer& layer, int64_t* counters, in
     if (m.int8) quantize(s.normed, i, m.hidden);
   });
   team.barrier();
-  product(layer.qkv, Input{s.normed.x, m.hidden, s.normed.quant}, t, s.qkv, width, Epilogue::STORE, counters + 1, threads);
+  const Matrix* qkv[] = {&layer.q, &layer.k, &layer.v};
+  product(qkv, 3, Input{s.normed.x, m.hidden, s.normed.quant}, t, s.qkv, width, Epilogue::STORE, counters + 1, threads);
   team.barrier();
   share(counters + 2, t, rows, [&](int64_t i) { place_token(m, layer, f, s.qkv, i); });
   team.barrier();
   if (a.kv_bf16)
-    attend<true>(a, *f.plan, s.attention, s.qkv, width, layer.k, layer.v, s.attended.x, counters + 3, counters + 4, team, id);
+    attend<true>(a, *f.plan, s.attention, s.qkv, width, layer.k_pool, layer.v_pool, s.attended.x, counters + 3, counters + 4, team, id);
   else
-    attend<false>(a, *f.plan, s.attention, s.qkv, width, layer.k, layer.v, s.attended.x, counters + 3, counters + 4, team, id);
+    attend<false>(a, *f.plan, s.attention, s.qkv, width, layer.k_pool, layer.v_pool, s.attended.x, counters + 3, counters + 4, team, id);
   team.barrier();
   if (m.int8) {
     share(counters + 5, t, rows, [&](int64_t i) { quantize(s.attended, i, heads); });
@@ -208,7 +228,7 @@ inline void run_ffn(DecoderRun& run, const Layer& layer, int64_t* counters) {
     if (m.int8) quantize(s.normed, i, m.hidden);
   });
   team.barrier();
-  product_silu(layer.gate_up, Input{s.normed.x, m.hidden, s.normed.quant}, t, s.inner.x, m.ffn, counters + 1, threads);
+  product_silu(layer.gate, layer.up, Input{s.normed.x, m.hidden, s.normed.quant}, t, s.inner.x, m.ffn, counters + 1, threads);
   team.barrier();
   if (m.int8) {
     share(counters + 2, t, rows, [&](int64_t i) { quantize(s.inner, i, m.ffn); });
@@ -306,6 +326,10 @@ size_t linear_scratch(const LinearCall& c) { return linear_bytes(c.m, c.weight->
 void linear(const LinearCall& c) {
   LinearRun r{c.weight, {}, use_int8(*c.weight, c.int8), c.m, c.out, nullptr, c.team, nullptr, 0.f, c.x};
   run_linear(r, *c.arena);
+}
+
+void lookup(const Matrix& w, const int64_t* ids, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i++) matrix_row(w, ids[i], out + i * w.cols);
 }
 
 struct AttentionRun {

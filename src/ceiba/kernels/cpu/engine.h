@@ -32,8 +32,8 @@ struct AttentionShape {
 struct Layer {
   const float *attn_norm, *ffn_norm;
   const float *q_norm, *k_norm;             // [head_dim] or null
-  Matrix qkv, out, gate_up, down;           // gate and up panels alternate in gate_up
-  void *k, *v;                              // pool of this layer: [slots, kv_heads, head_dim]
+  Matrix q, k, v, out, gate, up, down;      // apart, because one file may store them in different types
+  void *k_pool, *v_pool;                    // of this layer: [slots, kv_heads, head_dim]
 };
 
 struct Model {
@@ -103,6 +103,7 @@ struct Unit {
   void (*linear)(const LinearCall&);
   size_t (*attention_scratch)(const AttentionCall&);
   void (*attention)(const AttentionCall&);
+  void (*lookup)(const Matrix&, const int64_t* ids, int64_t n, float* out);
 };
 
 const Unit* unit_generic();

@@ -274,12 +274,15 @@ class Decoder {
     require(layer.attn_norm && layer.ffn_norm, "a layer needs both norms");
     layer.q_norm = optional_floats(d, "q_norm", a.head_dim);
     layer.k_norm = optional_floats(d, "k_norm", a.head_dim);
-    layer.qkv = matrix("qkv", heads + 2 * kv, model_.hidden);
+    layer.q = matrix("q", heads, model_.hidden);
+    layer.k = matrix("k", kv, model_.hidden);
+    layer.v = matrix("v", kv, model_.hidden);
     layer.out = matrix("out", model_.hidden, heads);
-    layer.gate_up = matrix("gate_up", 2 * model_.ffn, model_.hidden);
+    layer.gate = matrix("gate", model_.ffn, model_.hidden);
+    layer.up = matrix("up", model_.ffn, model_.hidden);
     layer.down = matrix("down", model_.hidden, model_.ffn);
-    layer.k = reinterpret_cast<void*>(nb::cast<uintptr_t>(d["k"]));
-    layer.v = reinterpret_cast<void*>(nb::cast<uintptr_t>(d["v"]));
+    layer.k_pool = reinterpret_cast<void*>(nb::cast<uintptr_t>(d["k_pool"]));
+    layer.v_pool = reinterpret_cast<void*>(nb::cast<uintptr_t>(d["v_pool"]));
     layers_.push_back(layer);
   }
 
@@ -298,6 +301,13 @@ void linear(Context& context, const PackedMatrix& weight, Floats2 x, Array<float
   nb::gil_scoped_release unlocked;
   context.arena.reserve(context.unit->linear_scratch(call));
   context.unit->linear(call);
+}
+
+void lookup(Context& context, const PackedMatrix& weight, Longs1 ids, Array<float, 2> out) {
+  require(out.shape(0) == ids.size() && int64_t(out.shape(1)) == weight.m.cols, "lookup: shapes do not fit");
+  for (size_t i = 0; i < ids.size(); i++)
+    require(ids.data()[i] >= 0 && ids.data()[i] < weight.m.rows, "lookup: row is out of range");
+  context.unit->lookup(weight.m, ids.data(), int64_t(ids.size()), out.data());
 }
 
 void attention(Context& context, Array<const float, 3> q, std::optional<Array<const float, 3>> k,
@@ -346,6 +356,8 @@ NB_MODULE(_cpu, m) {
         "Pack `source` uint8 [rows, row bytes] into `out` uint8 [packed_size].");
   m.def("linear", &linear, nb::arg("context"), nb::arg("weight"), nb::arg("x"), nb::arg("out"), nb::arg("int8"),
         "out [m, rows] = x [m, cols] · weightᵀ + bias, float32.");
+  m.def("lookup", &lookup, nb::arg("context"), nb::arg("weight"), nb::arg("ids"), nb::arg("out"),
+        "out [n, cols] = rows `ids` int64 [n] of the matrix, float32.");
   m.def("attention", &attention, nb::arg("context"), nb::arg("q"), nb::arg("k").none(), nb::arg("v").none(),
         nb::arg("k_pool"), nb::arg("v_pool"), nb::arg("pool_slots"), nb::arg("kv_heads"), nb::arg("kv_bf16"),
         nb::arg("scale"), nb::arg("rows"), nb::arg("starts"), nb::arg("lengths"), nb::arg("num_prefill"),

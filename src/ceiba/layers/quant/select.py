@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ceiba.core.errors import ConfigError
 from ceiba.layers.ops import Ops
 from ceiba.layers.quant.base import QuantMethod
 from ceiba.layers.quant.gguf import GGUFMethod
+from ceiba.layers.quant.packed import PackedMethod
 from ceiba.layers.quant.plain import PlainMethod
 
-METHODS = {"plain": PlainMethod, "gguf": GGUFMethod}
+METHODS: dict[str, Callable[[Ops], QuantMethod]] = {"plain": PlainMethod, "gguf": GGUFMethod}
 
 
 def quant_method(stored: str | None, requested: str | None, ops: Ops) -> QuantMethod:
@@ -25,4 +28,6 @@ def quant_method(stored: str | None, requested: str | None, ops: Ops) -> QuantMe
         raise ConfigError(
             f"--quantization {requested} does not fit a checkpoint stored as {name!r}; leave the flag out"
         )
+    if ops.host is not None:
+        return PackedMethod(ops, ops.host)
     return METHODS[name](ops)
