@@ -1,0 +1,277 @@
+"""The HTTP application: which route leads to which protocol, who may call it, and the OpenAPI document.
+
+Owns wiring only. Must never hold request logic: a route is a few lines that hand over to its protocol's module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Path, Request, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import ceiba
+from ceiba.config.records import Config
+from ceiba.core.errors import NotFound
+from ceiba.obs.metrics import FrontMetrics
+from ceiba.server import admin, answers, errors, native, native_schemas, state, unavailable
+from ceiba.server.auth import Access, AccessTable, AuthMiddleware
+from ceiba.server.decode import read
+from ceiba.server.front import Front
+from ceiba.server.limits import LimitMiddleware
+from ceiba.server.logprobs import TokenTexts
+from ceiba.server.openai import chat, completions, models, schemas, translate
+from ceiba.server.openapi import Document, Operation
+from ceiba.server.sse import Answer
+
+Handler = Callable[..., Awaitable[Response]]
+
+
+def create_app(front: Front, config: Config) -> FastAPI:
+    """The application for ``uvicorn.run``. Its lifespan starts and closes ``front``; only one event loop may run it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await front.start()
+        try:
+            yield
+        finally:
+            await front.close()
+
+    app = FastAPI(
+        title="Ceiba",
+        version=ceiba.__version__,
+        description="An LLM serving engine. Errors have OpenAI's shape on every route.",
+        lifespan=lifespan,
+        root_path=config.server.root_path,
+        redoc_url=None,
+        docs_url="/docs",
+    )
+    routes = Routes(app)
+    _inference(routes, front)
+    _state(routes, front)
+    _admin(routes, front)
+    _unavailable(routes)
+    for path in ("/openapi.json", "/docs", "/docs/oauth2-redirect"):
+        routes.table.declare(path, Access.USER)
+    for route in app.routes:  # whatever else the framework may add stays closed
+        path = getattr(route, "path", "")
+        if path and not routes.table.known(path):
+            routes.table.declare(path, Access.ADMIN)
+    errors.install(app)
+    app.openapi = routes.document.of(app)  # type: ignore[method-assign]
+    app.add_middleware(LimitMiddleware)
+    app.add_middleware(
+        AuthMiddleware,
+        table=routes.table,
+        api_key=config.server.api_key,
+        admin_api_key=config.server.admin_api_key,
+    )
+    if front.metrics.enabled:
+        app.add_middleware(CountMiddleware, metrics=front.metrics, table=routes.table)
+    return app
+
+
+class Routes:
+    """Adds routes with their access level and documentation; a route cannot be added without both."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self.table = AccessTable()
+        self.document = Document()
+
+    def add(self, path: str, methods: tuple[str, ...], level: Access, operation: Operation, handler: Handler) -> None:
+        self.table.declare(path, level)
+        self.document.add(path, methods, operation)
+        self._app.add_api_route(
+            path,
+            handler,
+            methods=list(methods),
+            response_model=None,
+            summary=operation.summary,
+            operation_id="_".join([*methods, path.strip("/").replace("/", "_") or "root"]).lower(),
+        )
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _inference(routes: Routes, front: Front) -> None:
+    texts = TokenTexts(front.tokenizer)
+
+    async def chat_completions(request: Request) -> Response:
+        body = await read(request, schemas.ChatRequest)
+        wanted = chat.engine_request(body, front, request.headers)
+        return Answer(front, wanted, chat.ChatShape(body, wanted, front, texts), translate.hints(body))
+
+    async def text_completions(request: Request) -> Response:
+        body = await read(request, schemas.CompletionRequest)
+        wanted = completions.engine_request(body, front, request.headers)
+        return Answer(front, wanted, completions.CompletionShape(body, wanted, front, texts), translate.hints(body))
+
+    async def generate(request: Request) -> Response:
+        body = await read(request, native_schemas.GenerateRequest)
+        wanted, many = native.engine_request(body, front, request.headers)
+        return Answer(front, wanted, native.GenerateShape(body, wanted, front, texts, many))
+
+    async def tokenize(request: Request) -> Response:
+        return _json(await native.tokenize(await read(request, native_schemas.TokenizeRequest), front))
+
+    async def detokenize(request: Request) -> Response:
+        return _json(await native.detokenize(await read(request, native_schemas.DetokenizeRequest), front))
+
+    post, user = ("POST",), Access.USER
+    routes.add(
+        "/v1/chat/completions",
+        post,
+        user,
+        Operation("Answer a conversation", schemas.ChatRequest, answers.ChatCompletion, answers.ChatCompletionChunk),
+        chat_completions,
+    )
+    routes.add(
+        "/v1/completions",
+        post,
+        user,
+        Operation("Continue a text", schemas.CompletionRequest, answers.Completion, answers.Completion),
+        text_completions,
+    )
+    routes.add(
+        "/generate",
+        post,
+        user,
+        Operation(
+            "Generate (native)",
+            native_schemas.GenerateRequest,
+            answers.GenerateAnswer | list[answers.GenerateAnswer],
+            answers.GenerateAnswer,
+        ),
+        generate,
+    )
+    for prefix in ("/v1", ""):
+        operation = Operation("Text to token ids", native_schemas.TokenizeRequest, answers.TokenizeAnswer)
+        routes.add(f"{prefix}/tokenize", post, user, operation, tokenize)
+        operation = Operation("Token ids to text", native_schemas.DetokenizeRequest, answers.DetokenizeAnswer)
+        routes.add(f"{prefix}/detokenize", post, user, operation, detokenize)
+
+
+def _state(routes: Routes, front: Front) -> None:
+    async def health() -> Response:
+        status, body = state.health_body(front.health())
+        return _json(body, status)
+
+    async def health_generate() -> Response:
+        status, body = state.health_body(await front.probe())
+        return _json(body, status)
+
+    async def metrics() -> Response:
+        if not front.metrics.enabled:
+            raise NotFound("metrics are off: start the server with --enable-metrics.", code="metrics_disabled")
+        return Response(front.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def model_list() -> Response:
+        return _json(models.listing(front))
+
+    async def model(model_id: str = Path(description="Name of the model, as /v1/models shows it.")) -> Response:
+        return _json(models.one(front, model_id))
+
+    async def model_info() -> Response:
+        return _json(state.model_info(front))
+
+    async def server_info() -> Response:
+        return _json(await state.server_info(front))
+
+    async def loads() -> Response:
+        return _json(await state.loads(front))
+
+    get = ("GET",)
+    state_of = Operation("Whether the engine is alive, from its heartbeat", None, answers.HealthAnswer)
+    routes.add("/health", get, Access.OPEN, state_of, health)
+    routes.add(
+        "/health_generate",
+        get,
+        Access.OPEN,
+        Operation("Health, proved by one token when idle", None, answers.HealthAnswer),
+        health_generate,
+    )
+    routes.add("/metrics", get, Access.OPEN, Operation("Prometheus metrics", None, None), metrics)
+    routes.add("/ready", get, Access.USER, state_of, health)
+    routes.add("/ping", get, Access.USER, state_of, health)
+    user = Access.USER
+    routes.add("/v1/models", get, user, Operation("The loaded model", None, answers.ModelList), model_list)
+    routes.add("/v1/models/{model_id:path}", get, user, Operation("One model", None, answers.ModelCard), model)
+    for prefix in ("/", "/get_"):
+        info = Operation("What the model is and can", None, dict[str, Any])
+        routes.add(f"{prefix}model_info", get, user, info, model_info)
+        info = Operation("Configuration and state, without secrets", None, dict[str, Any])
+        routes.add(f"{prefix}server_info", get, user, info, server_info)
+    for path in ("/v1/loads", "/get_load"):
+        routes.add(path, get, user, Operation("How much there is to do", None, list[dict[str, Any]]), loads)
+
+
+def _admin(routes: Routes, front: Front) -> None:
+    async def flush_cache() -> Response:
+        return _json(await admin.flush_cache(front))
+
+    async def abort_request(request: Request) -> Response:
+        return _json(admin.abort_request(front, await read(request, native_schemas.AbortRequest)))
+
+    routes.add(
+        "/flush_cache",
+        ("GET", "POST"),
+        Access.ADMIN,
+        Operation("Forget all cached prefixes", None, answers.FlushAnswer),
+        flush_cache,
+    )
+    routes.add(
+        "/abort_request",
+        ("POST",),
+        Access.ADMIN,
+        Operation("End a request in any state", native_schemas.AbortRequest, answers.AbortAnswer),
+        abort_request,
+    )
+
+
+def _unavailable(routes: Routes) -> None:
+    for path, methods, level, reason in unavailable.ROUTES:
+        routes.add(path, methods, level, Operation(f"Refused: {reason}", None, None), _bound(reason))
+
+
+def _bound(reason: str) -> Handler:
+    async def refuse(request: Request) -> Response:
+        raise errors.NotImplementedHere(f"{request.url.path}: {reason}.", code="not_available")
+
+    return refuse
+
+
+class CountMiddleware:
+    """Counts HTTP requests and responses by declared path; unknown paths share one label. Pure ASGI."""
+
+    def __init__(self, app: ASGIApp, metrics: FrontMetrics, table: AccessTable) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._table = table
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, method = self._table.label(scope["path"]), scope["method"]
+        if method not in {"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"}:
+            method = "OTHER"
+        status = 500
+
+        async def seen(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self._metrics.http_started(path, method)
+        try:
+            await self._app(scope, receive, seen)
+        finally:
+            self._metrics.http_finished(path, method, status)

@@ -1,0 +1,159 @@
+"""Who may call what. Pure ASGI, decided on ``scope["path"]``, the same string that routing uses.
+
+Owns the access level of every path. A path that nobody has declared is an admin path, so a forgotten route is a closed
+route. Must never log or echo a key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from enum import IntEnum
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ceiba.core.errors import CeibaError, Forbidden, NotFound, Unauthorized
+from ceiba.server.errors import send_error
+
+
+class Access(IntEnum):
+    OPEN = 0
+    """Anybody: probes and metrics."""
+    USER = 1
+    """--api-key, when one is set."""
+    ADMIN = 2
+    """Changes state: --admin-api-key, or --api-key where that is the only key, or loopback where there is none."""
+
+
+_FORWARDED = {b"x-forwarded-for", b"forwarded", b"x-real-ip"}
+
+
+class AccessTable:
+    """Path -> level. Prefixes end in a slash and cover what lies below them."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, Access] = {}
+        self._prefixes: dict[str, Access] = {}
+
+    def declare(self, path: str, level: Access) -> None:
+        """``path`` as given to the router; a path with parameters covers everything below its fixed part."""
+        fixed, brace, _ = path.partition("{")
+        (self._prefixes if brace else self._paths)[fixed] = level
+
+    def level(self, path: str) -> Access:
+        found = self._paths.get(path)
+        if found is not None:
+            return found
+        return max((level for prefix, level in self._prefixes.items() if path.startswith(prefix)), default=Access.ADMIN)
+
+    def label(self, path: str) -> str:
+        """A name for ``path`` out of a bounded set, for metrics."""
+        if path in self._paths:
+            return path
+        return next((prefix for prefix in self._prefixes if path.startswith(prefix)), "other")
+
+    def known(self, path: str) -> bool:
+        return path in self._paths or any(path.startswith(prefix) for prefix in self._prefixes)
+
+
+class AuthMiddleware:
+    def __init__(self, app: ASGIApp, table: AccessTable, api_key: str | None, admin_api_key: str | None) -> None:
+        self._app = app
+        self._table = table
+        self._api_key = api_key.encode() if api_key else None
+        self._admin_key = admin_api_key.encode() if admin_api_key else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        error = self._refusal(scope)
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
+            await send_error(send, error)
+
+    def _refusal(self, scope: Scope) -> CeibaError | None:
+        path = _route_path(scope)
+        level = self._table.level(path)
+        if level == Access.OPEN:
+            return None
+        if self._api_key is None and self._admin_key is None:
+            if level == Access.USER or _from_here(scope):
+                return None
+            if not self._table.known(path):
+                return NotFound(f"no such route: {path}", code="unknown_route")
+            return Forbidden(
+                f"{path} changes the server's state: without a key it answers on loopback only. "
+                "Start the server with --admin-api-key (or --api-key) and send it as a bearer token.",
+                code="admin_from_remote",
+            )
+        given = _bearer(scope)
+        admin = _same(given, self._admin_key)
+        user = _same(given, self._api_key)
+        if level == Access.ADMIN and self._admin_key is not None:
+            allowed, flag = admin, "--admin-api-key"
+        else:
+            allowed, flag = user or admin or (level == Access.USER and self._api_key is None), "--api-key"
+        if allowed:
+            return None
+        if user and not self._table.known(path):
+            return NotFound(f"no such route: {path}", code="unknown_route")
+        problem = "needs a key" if given is None else "was called with a wrong key"
+        return Unauthorized(
+            f"{path} {problem}: send 'Authorization: Bearer KEY' with the server's {flag}.", code="invalid_api_key"
+        )
+
+
+def _route_path(scope: Scope) -> str:
+    """What the router will match: ``scope["path"]`` without the mount prefix."""
+    path, root = scope["path"], scope.get("root_path", "")
+    if root and path.startswith(root) and path[len(root) : len(root) + 1] in {"", "/"}:
+        return path[len(root) :] or "/"
+    return path
+
+
+def _bearer(scope: Scope) -> bytes | None:
+    """The caller's key: a bearer token, or ``x-api-key`` as some clients send it."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            return token.strip() if scheme.lower() == b"bearer" else b""
+    return next((value for name, value in scope["headers"] if name == b"x-api-key"), None)
+
+
+def _same(given: bytes | None, key: bytes | None) -> bool:
+    return given is not None and key is not None and hmac.compare_digest(given, key)
+
+
+def _from_here(scope: Scope) -> bool:
+    """Whether a program on this machine speaks, for itself: no forwarding proxy, no foreign web page."""
+    client = scope.get("client")
+    try:
+        address = ipaddress.ip_address(client[0]) if client else None
+    except ValueError:
+        return False
+    if address is None:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if not address.is_loopback:
+        return False
+    for name, value in scope["headers"]:
+        if name in _FORWARDED:
+            return False
+        if name == b"origin" and not _is_loopback_origin(value):
+            return False
+    return True
+
+
+def _is_loopback_origin(origin: bytes) -> bool:
+    try:
+        host = urlsplit(origin.decode("latin-1")).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
