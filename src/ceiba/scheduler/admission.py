@@ -1,0 +1,194 @@
+"""Lets waiting requests into the batch: row, KV budget, chunk budget, twins. Owns the decision and the opening of a
+row; the order comes from ``policy``, the plan is built by ``planner``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ceiba.cache.base import Match
+from ceiba.cache.keys import Int32, ceil_page
+from ceiba.cache.lease import LeaseTable
+from ceiba.config.records import SchedulerConfig
+from ceiba.core.step import RowOpen
+from ceiba.scheduler.budget import CLIP_NEW_TOKENS, NewTokenRatio, PrefillBudget
+from ceiba.scheduler.output import report_interval
+from ceiba.scheduler.policy import Policy, TwinPrefills
+from ceiba.scheduler.request import Request
+from ceiba.scheduler.rows import RowTable
+from ceiba.scheduler.stats import Counters
+from ceiba.scheduler.waiting import WaitingQueue
+
+
+@dataclass(slots=True)
+class PrefillSegment:
+    row: int
+    start: int
+    length: int
+    last: bool
+    """Whether the row's known tokens end here, so that the next one can be sampled."""
+    slots: Int32
+
+
+class Admission:
+    """Chooses the prefill segments of one step."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        policy: Policy,
+        queue: WaitingQueue,
+        rows: RowTable,
+        leases: LeaseTable,
+        counters: Counters,
+    ) -> None:
+        self.config = config
+        self.policy = policy
+        self.queue = queue
+        self.rows = rows
+        self.leases = leases
+        self.counters = counters
+        self.ratio = NewTokenRatio(config.conservativeness)
+        self.twins = TwinPrefills(
+            config.in_batch_check_threshold, config.in_batch_deprioritize_threshold, leases.cache.enabled
+        )
+        self.partial: Request | None = None
+        """The one request that is partly prefilled."""
+        self.holding = False
+        """Whether someone stands back for a prefill whose result is not applied yet."""
+
+    def select(self, now: float, decode_tokens: int) -> tuple[list[PrefillSegment], list[RowOpen]]:
+        """Prefill segments of the next step: the partly prefilled request first, then whom the policy names.
+
+        Opens rows and leases, launches positions. ``decode_tokens`` share the step with a mixed chunk.
+        """
+        budget = self._budget(decode_tokens)
+        segments: list[PrefillSegment] = []
+        opened: list[RowOpen] = []
+        self.holding = False
+        if self.partial is not None:
+            segment = self._continue(self.partial, budget)
+            if segment is None:
+                return segments, opened
+            segments.append(segment)
+        if len(self.queue) and self.rows.num_free and budget.tokens > 0:
+            self._admit(now, budget, segments, opened)
+        return segments, opened
+
+    def reserved(self) -> int:
+        """KV slots that requests with a row are expected to take from now on."""
+        running = self.rows.running()
+        remaining = np.maximum(self.rows.max_len[running] - 1 - self.leases.launched[running], 0)
+        total = self.ratio.reserve(remaining)
+        if self.partial is not None:
+            row = self.partial.row
+            total += self.leases.shortfall(row, int(self.rows.known[row] - self.leases.launched[row]))
+            total += self._future(self.partial)
+        return total
+
+    def _budget(self, decode_tokens: int) -> PrefillBudget:
+        config = self.config
+        chunked = config.chunked_prefill_size > 0
+        tokens = min(config.chunked_prefill_size, config.max_prefill_tokens) if chunked else config.max_prefill_tokens
+        if decode_tokens:  # a share stays with the prefill, however many rows decode
+            tokens = max(tokens - decode_tokens, tokens // 4, 1)
+        return PrefillBudget(tokens, config.prefill_max_requests or len(self.rows.requests), chunked)
+
+    def _future(self, request: Request) -> int:
+        """KV slots its output is expected to take; one page more, because the output does not end with a page."""
+        output = min(request.max_len - len(request.tokens), CLIP_NEW_TOKENS)
+        return int(output * self.ratio.value) + (self.leases.page_size if self.leases.page_size > 1 else 0)
+
+    def _continue(self, request: Request, budget: PrefillBudget) -> PrefillSegment | None:
+        row = request.row
+        start = int(self.leases.launched[row])
+        wanted = budget.take(int(self.rows.known[row]) - start, may_cut=True)
+        fits = (
+            int(self.leases.allocated[row])
+            - start
+            + self.leases.available // self.leases.page_size * (self.leases.page_size)
+        )
+        length = min(wanted, fits)
+        if length <= 0:
+            return None
+        return self._launch(request, start, length, budget)
+
+    def _launch(self, request: Request, start: int, length: int, budget: PrefillBudget) -> PrefillSegment:
+        row = request.row
+        slots = self.leases.extend(row, length)
+        budget.spend(length)
+        last = start + length == int(self.rows.known[row])
+        self.partial = None if last else request
+        if last:
+            self.rows.start_running(row)
+        return PrefillSegment(row, start, length, last, slots)
+
+    def _admit(self, now: float, budget: PrefillBudget, segments: list[PrefillSegment], opened: list[RowOpen]) -> None:
+        cache, page = self.leases.cache, self.leases.page_size
+        promised = self.reserved()
+        held = 0
+        admitted: list[Request] = []
+        for request in self.policy.order(self.queue, cache):
+            if self.rows.num_free <= held or budget.tokens <= 0:
+                break
+            match = cache.match(request.key, request.match_limit)
+            total = len(request.tokens)
+            prompt = ceil_page(total - match.length, page)
+            future = self._future(request)
+            room = self.leases.available - match.unlocked - promised
+            if self.twins.must_wait(request, match.length):
+                request.held = True
+                held += 1
+                promised += prompt + future  # those behind it must not take what it needs next round
+                continue
+            alone = self.rows.num_used == 0
+            if prompt + future > room and not alone:
+                break
+            # Nobody who overtakes a held request may become the partly prefilled one: it would come first next round.
+            length = budget.take(total - match.length, may_cut=self.partial is None and not held)
+            if length <= 0:
+                break
+            admitted.append(request)
+            self.twins.started(request)
+            opened.append(self._open(request, match, now))
+            segments.append(self._launch(request, match.length, length, budget))
+            promised += future
+            if self.partial is request:
+                promised += self.leases.shortfall(request.row, total - match.length - length)
+                break
+        for request in admitted:
+            self.queue.remove(request)
+        self.holding = held > 0
+
+    def _open(self, request: Request, match: Match, now: float) -> RowOpen:
+        row = self.rows.open(request, report_interval(request, self.config.stream_interval))
+        prefix = self.leases.open(row, match)
+        if request.admitted_at is None:
+            request.admitted_at = now
+            request.cached_tokens = min(match.length, request.prompt_len)
+            self.counters.admitted(request)
+        return RowOpen(
+            row=row,
+            tokens=request.tokens,
+            prompt_len=request.prompt_len,
+            prefix_slots=prefix,
+            sampling=request.sampling,
+            seed=request.seed,
+            logprob=request.remaining_logprobs(),
+            eos_ids=request.end_ids,
+        )
+
+    def forget(self, request: Request) -> None:
+        """``request`` left the batch, by whatever way."""
+        self.twins.settled(request)
+        if self.partial is request:
+            self.partial = None
+
+    def describe(self) -> str:
+        """The numbers that decide an admission, for the log."""
+        return (
+            f"{len(self.queue)} wait, {self.rows.num_used} have rows, {self.leases.available} KV slots available, "
+            f"{self.reserved()} reserved"
+        )

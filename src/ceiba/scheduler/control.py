@@ -1,0 +1,96 @@
+"""Operations on a live scheduler: one method per ``Control.op``. Owns their answers; knows no HTTP."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ceiba.cache.ledger import LedgerError, assert_ledger, read_ledger
+from ceiba.core.messages import Control, Reply
+
+if TYPE_CHECKING:
+    from ceiba.scheduler.loop import Scheduler
+
+log = logging.getLogger("ceiba.scheduler")
+
+
+class Refused(Exception):
+    """The operation cannot be done now; the text says why and when."""
+
+
+class Controls:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._operations = {
+            "flush_cache": self._flush_cache,
+            "state": self._state,
+            "load": self._load,
+            "idle_check": self._idle_check,
+            "shutdown": self._shutdown,
+        }
+
+    def answer(self, message: Control) -> Reply:
+        """Do it; every outcome is a reply."""
+        operation = self._operations.get(message.op)
+        if operation is None:
+            known = ", ".join(sorted(self._operations))
+            return Reply(id=message.id, ok=False, error=f"operation {message.op!r} is not known; known: {known}")
+        try:
+            return Reply(id=message.id, ok=True, value=operation())
+        except Refused as refusal:
+            return Reply(id=message.id, ok=False, error=str(refusal))
+
+    def _flush_cache(self) -> dict[str, object]:
+        """Forget all cached KV. Refused unless idle: running requests read it."""
+        scheduler = self._scheduler
+        if not scheduler.idle:
+            raise Refused(
+                f"the cache can be flushed only when nothing runs; now {scheduler.rows.num_used} requests run and "
+                f"{len(scheduler.queue)} wait"
+            )
+        flushed = scheduler.leases.flush()
+        log.info("Cache flushed. #token: %d", flushed)
+        return {"flushed_tokens": flushed}
+
+    def _state(self) -> dict[str, object]:
+        scheduler = self._scheduler
+        info = scheduler.runner.info
+        return {
+            **scheduler.stats(),
+            "runner": scheduler.runner.stats(),
+            "max_total_num_tokens": scheduler.leases.allocator.total,
+            "max_running_requests": len(scheduler.rows.requests),
+            "context_len": info.context_len,
+            "page_size": info.page_size,
+            "device": info.device,
+            "schedule_policy": scheduler.config.policy,
+            "overlap": scheduler.depth > 0,
+        }
+
+    def _load(self) -> dict[str, object]:
+        """What a router asks for: how much work lies here."""
+        scheduler = self._scheduler
+        waiting_tokens = sum(len(request.tokens) for request in scheduler.queue)
+        return {
+            "running": scheduler.rows.num_used,
+            "waiting": len(scheduler.queue),
+            "waiting_tokens": waiting_tokens,
+            "tokens_used": scheduler.steps.tokens_used,
+            "token_usage": scheduler.steps.usage,
+        }
+
+    def _idle_check(self) -> dict[str, object]:
+        """Recount the KV ledger; refused with the imbalance if there is one."""
+        scheduler = self._scheduler
+        try:
+            assert_ledger(scheduler.leases, idle=scheduler.idle)
+        except LedgerError as error:
+            raise Refused(str(error)) from error
+        return {"idle": scheduler.idle, "ledger": str(read_ledger(scheduler.leases))}
+
+    def _shutdown(self) -> dict[str, object]:
+        """End every request and leave the loop after this round."""
+        scheduler = self._scheduler
+        scheduler.abort_all("the server is shutting down")
+        scheduler.stopped = True
+        return {}

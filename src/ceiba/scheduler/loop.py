@@ -1,0 +1,289 @@
+"""The one loop: receive, plan, forward, apply the previous result, fill masks, sample.
+
+Owns the order of these stages and every request's end; each stage's decisions live in its own module. ``depth`` is how
+many launched steps may lie unapplied: 1 overlaps planning and results with the device, 0 does not. It sees the runner
+and the port as protocols: no sockets, no tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from ceiba.cache.allocator import SlotAllocator
+from ceiba.cache.base import PrefixCache
+from ceiba.cache.eviction import make_policy as make_eviction
+from ceiba.cache.lease import LeaseTable
+from ceiba.cache.none import NoCache
+from ceiba.cache.radix import RadixCache
+from ceiba.config.records import SchedulerConfig
+from ceiba.core.errors import CeibaError
+from ceiba.core.messages import Abort, Control, DetokOpen, Finish, Generate, Heartbeat, bytes_to_ids
+from ceiba.core.ports import SchedulerPort
+from ceiba.core.step import Runner, StepPlan, TokenMasks
+from ceiba.scheduler.admission import Admission
+from ceiba.scheduler.control import Controls
+from ceiba.scheduler.grammar import GrammarProvider
+from ceiba.scheduler.heartbeat import INTERVAL, Beat, HeartbeatThread
+from ceiba.scheduler.intake import Intake
+from ceiba.scheduler.output import Outbox
+from ceiba.scheduler.planner import NeedResult, Planner
+from ceiba.scheduler.policy import make_policy
+from ceiba.scheduler.report import StepLog
+from ceiba.scheduler.request import Request, State
+from ceiba.scheduler.results import Flight, Results
+from ceiba.scheduler.rows import RowTable
+from ceiba.scheduler.stats import Counters
+from ceiba.scheduler.waiting import WaitingQueue
+
+log = logging.getLogger("ceiba.scheduler")
+
+IDLE_WAIT = 0.25
+"""Seconds to sleep on the mailbox at a time when there is nothing to do."""
+
+STALL_ROUNDS = 100
+"""Rounds without work although requests wait, after which the loop says so and stops spinning."""
+STALL_WAIT = 0.05
+
+
+class Scheduler:
+    """Drives ``runner`` with the requests that come through ``port``. Used from one thread."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        runner: Runner,
+        port: SchedulerPort,
+        clock: Callable[[], float] = time.monotonic,
+        grammar: GrammarProvider | None = None,
+    ) -> None:
+        info = runner.info
+        self.config = config
+        self.runner = runner
+        self.port = port
+        self.clock = clock
+        self.depth = 1 if config.overlap else 0
+        page = info.page_size
+        cache: PrefixCache = (
+            NoCache(page)
+            if config.disable_radix_cache
+            else RadixCache(page, make_eviction(config.radix_eviction_policy))
+        )
+        allocator = SlotAllocator(info.num_slots, page)
+        self.intake = Intake(config, info, allocator.total, grammar)
+        max_rows = min(config.max_running_requests, info.max_rows)
+        self.rows = RowTable(max_rows, self.intake.max_len)
+        self.leases = LeaseTable(cache, allocator, max_rows, self.intake.max_len)
+        self.queue = WaitingQueue()
+        self.counters = Counters()
+        self.admission = Admission(
+            config, make_policy(config.policy), self.queue, self.rows, self.leases, self.counters
+        )
+        self.planner = Planner(config, self.admission)
+        self.outbox = Outbox(self.rows, config.stream_interval)
+        self.results = Results(self.admission, self.outbox, info.eos_ids)
+        self.steps = StepLog(
+            config.decode_log_interval, self.rows, self.leases, self.queue, self.counters, runner, clock
+        )
+        self.controls = Controls(self)
+        self.stopped = False
+        self._requests: dict[str, Request] = {}
+        self._flights: deque[Flight] = deque()
+        self._last_round = clock()
+        self._last_beat = -INTERVAL
+        self._own_beats = True
+        self._stalled = 0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, runs or is in flight."""
+        return not self._requests and not self._flights
+
+    def run(self, beat: Beat | None = None) -> None:
+        """Step until a ``shutdown``. ``beat`` sends heartbeats from a thread of their own (see ``heartbeat``)."""
+        if beat is None:
+            while not self.stopped:
+                self.step()
+            return
+        self._own_beats = False
+        with HeartbeatThread(beat, self.heartbeat):
+            while not self.stopped:
+                self.step()
+
+    def step(self, wait: float = IDLE_WAIT) -> bool:
+        """One round. Waits up to ``wait`` seconds for a message if idle; returns whether a step was launched."""
+        for message in self.port.receive(wait if self.idle else STALL_WAIT if self._stalled > STALL_ROUNDS else 0.0):
+            self._handle(message)
+        now = self.clock()
+        self._expire(now)
+        plan = self._plan(now)
+        busy = plan is not None or bool(self._flights)
+        if plan is None:
+            self._apply(0)
+        else:
+            self._launch(plan)
+        self.outbox.flush(self.port)
+        self._finish_round(busy)
+        return plan is not None
+
+    def heartbeat(self) -> Heartbeat:
+        """A snapshot of the gauges; safe to call from another thread, since it only reads."""
+        return Heartbeat(at=self._last_round, stats=self.stats())
+
+    def stats(self) -> dict[str, float]:
+        """Gauges and totals for metrics and /server_info."""
+        leases = self.leases
+        return {
+            **self.counters.as_dict(),
+            "running": float(self.rows.num_used),
+            "waiting": float(len(self.queue)),
+            "token_usage": self.steps.usage,
+            "tokens_used": float(self.steps.tokens_used),
+            "tokens_total": float(leases.allocator.total),
+            "tokens_free": float(leases.allocator.free),
+            "tokens_evictable": float(leases.cache.evictable),
+            "tokens_locked": float(leases.cache.locked),
+            "tokens_in_flight": float(leases.in_flight),
+            "evicted_tokens": float(leases.evicted_tokens),
+            "cache_hit_rate": self.counters.cached_tokens / max(1, self.counters.prompt_tokens),
+            "gen_throughput": self.steps.throughput,
+            "new_token_ratio": self.admission.ratio.value,
+        }
+
+    def abort(self, rids: list[str], *, reason: str, message: str) -> None:
+        """End these requests in whatever state they are. With reason ``stop`` the detokenizer has reported the end."""
+        for rid in rids:
+            request = self._requests.get(rid)
+            if request is None:
+                continue
+            if reason == "stop":
+                self._end(request, Finish(kind="stop"), report=False)
+            else:
+                self.counters.requests_aborted += 1
+                self._end(request, Finish(kind="abort", message=message))
+
+    def abort_all(self, message: str) -> None:
+        self.abort(list(self._requests), reason="abort", message=message)
+
+    # ── the stages ───────────────────────────────────────────────────────────
+
+    def _handle(self, message: Generate | Abort | Control) -> None:
+        if isinstance(message, Generate):
+            self._accept(message)
+        elif isinstance(message, Abort):
+            text = "the request was aborted" if message.reason in {"abort", "stop"} else message.reason
+            rids = list(self._requests) if message.everything else message.rids
+            self.abort(rids, reason="stop" if message.reason == "stop" else "abort", message=text)
+        else:
+            self.port.to_front(self.controls.answer(message))
+
+    def _accept(self, message: Generate) -> None:
+        self.counters.requests_received += 1
+        if message.rid in self._requests:
+            # Reporting an end would end the first request of that name: the front owns unique names.
+            self.counters.requests_rejected += 1
+            log.error("request %s refused: a request of that name is still alive", message.rid)
+            return
+        try:
+            request = self.intake.accept(message, len(self.queue), self.clock())
+        except CeibaError as error:
+            self.counters.requests_rejected += 1
+            opening = DetokOpen(rid=message.rid, stream=message.stream, sampling=message.sampling)
+            finish = Finish(kind="error", message=error.message, status=error.status)
+            self.outbox.refuse(opening, finish, len(bytes_to_ids(message.input_ids)))
+            return
+        self._requests[request.rid] = request
+        self.queue.add(request)
+
+    def _expire(self, now: float) -> None:
+        for request in self.queue.expired(now):
+            waited = now - request.arrival
+            text = f"the request waited {waited:.1f} s in the queue, longer than its limit: try again later"
+            self.counters.requests_failed += 1
+            self._end(request, Finish(kind="error", message=text, status=504))
+
+    def _plan(self, now: float) -> StepPlan | None:
+        """The next plan, applying results first where that costs nothing or the plan depends on them."""
+        flights = self._flights
+        if flights and (self.admission.holding or self._result_ready(flights[-1])):
+            self._apply(0)
+        if not self._requests:
+            return None
+        try:
+            return self.planner.build(now, in_flight=bool(flights))
+        except NeedResult:
+            self._apply(0)
+            return self.planner.build(now, in_flight=False)
+
+    def _launch(self, plan: StepPlan) -> None:
+        flight = Flight(plan, self.rows.epoch[plan.rows])
+        self.steps.planned(plan)
+        self.outbox.flush(self.port)  # a device without a queue of its own computes inside forward
+        handle = self.runner.forward(plan)
+        self._apply(0)
+        flight.result = self.runner.sample(handle, self._masks(flight))
+        self._flights.append(flight)
+        self._apply(self.depth)
+
+    def _apply(self, depth: int) -> None:
+        """Apply results, oldest first, until at most ``depth`` steps are in flight."""
+        while len(self._flights) > depth:
+            flight = self._flights.popleft()
+            assert flight.result is not None
+            for request, finish in self.results.apply(flight, flight.result.wait()):
+                self._end(request, finish)
+
+    def _masks(self, flight: Flight) -> TokenMasks | None:
+        """Grammar masks of the rows that are sampled and still alive, now that their previous token is applied."""
+        plan, rows = flight.plan, self.rows
+        wanted = rows.constrained[plan.rows] & plan.samples & (rows.epoch[plan.rows] == flight.epochs)
+        if not wanted.any():
+            return None
+        masked = plan.rows[wanted]
+        bits = np.zeros((len(masked), -(-self.runner.info.vocab_size // 32)), np.int32)
+        for i, row in enumerate(masked.tolist()):
+            request = rows.request(row)
+            assert request.grammar is not None
+            if not request.grammar.fill(bits[i]):
+                bits[i] = -1  # its token is dropped, but the sampler must find one
+                self._end(request, Finish(kind="error", message="the grammar allows no next token", status=500))
+        return TokenMasks(masked, bits)
+
+    def _end(self, request: Request, finish: Finish, *, report: bool = True) -> None:
+        """The one way a request ends: last report, KV to the cache or the allocator, row back."""
+        del self._requests[request.rid]
+        if report:
+            self.outbox.finish(request, finish)
+        if request.row >= 0:
+            row = request.row
+            self.leases.close(row, self.rows.key(row), request.priority)
+            self.rows.close(row, State.FINISHED)
+        else:
+            self.queue.remove(request)
+            request.to(State.FINISHED)
+        self.admission.forget(request)
+        if finish.kind in {"stop", "length"}:
+            self.counters.requests_finished += 1
+        elif finish.kind == "error":
+            self.counters.requests_failed += 1
+
+    def _finish_round(self, busy: bool) -> None:
+        self._last_round = self.clock()
+        self._stalled = 0 if busy or self.idle else self._stalled + 1
+        if self._stalled == STALL_ROUNDS:
+            log.error("requests wait and none is admitted (an engine fault): %s", self.admission.describe())
+        if self.idle:
+            self.steps.idle()
+            self.admission.ratio.reset()
+        if self._own_beats and self._last_round - self._last_beat >= INTERVAL:
+            self._last_beat = self._last_round
+            self.port.to_front(self.heartbeat())
+
+    @staticmethod
+    def _result_ready(flight: Flight) -> bool:
+        # The device has finished and idles whatever we do next, so let the plan know the result.
+        return flight.result is not None and flight.result.ready()

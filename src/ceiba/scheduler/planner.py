@@ -1,0 +1,133 @@
+"""Builds the next ``StepPlan``: prefill first, else decode, or both with mixed chunks. Owns the shape of a step.
+
+It launches positions in the lease table and so decides what the device writes; it neither waits for results nor talks
+to anyone. A decode step is a fixed number of array operations over the running rows. The arrays of a plan are fresh,
+because the runner may still read the previous plan's while this one is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ceiba.cache.keys import Int32
+from ceiba.config.records import SchedulerConfig
+from ceiba.core.step import FUTURE, RowOpen, StepPlan
+from ceiba.scheduler.admission import Admission, PrefillSegment
+from ceiba.scheduler.retract import Retractor
+
+
+@dataclass(slots=True)
+class DecodePart:
+    """Decode segments whose positions are launched: rows, starts, tokens, slots, int32 [B] each."""
+
+    rows: Int32
+    starts: Int32
+    tokens: Int32
+    slots: Int32
+
+
+_NONE = np.empty(0, np.int32)
+_NO_DECODE = DecodePart(_NONE, _NONE, _NONE, _NONE)
+
+
+class NeedResult(Exception):
+    """The next plan depends on tokens in flight: apply the pending result, then plan again."""
+
+
+class Planner:
+    def __init__(self, config: SchedulerConfig, admission: Admission) -> None:
+        self.config = config
+        self.admission = admission
+        self.rows = admission.rows
+        self.leases = admission.leases
+        self.retractor = Retractor(config.retraction_policy, admission)
+        self._step = 0
+
+    def build(self, now: float, *, in_flight: bool) -> StepPlan | None:
+        """The next step's plan, or None when there is nothing to compute.
+
+        ``in_flight``: whether a result has not been applied yet. Raises ``NeedResult``, having changed nothing, when
+        the KV pool is short then: whom to retract, and with which tokens, is only known after the result.
+        """
+        mixed = self.config.enable_mixed_chunk
+        decode = self._decode(in_flight) if mixed else _NO_DECODE
+        segments, opened = self.admission.select(now, len(decode.rows))
+        if not segments and not mixed:
+            decode = self._decode(in_flight)
+        if segments or len(decode.rows):
+            return self._plan(segments, opened, decode)
+        return self._unblock(now, in_flight) if self.admission.partial is not None else None
+
+    def _unblock(self, now: float, in_flight: bool) -> StepPlan | None:
+        """A partly prefilled request lacks room and no row decodes: only giving its own slots back can help."""
+        if in_flight:
+            raise NeedResult
+        request = self.admission.partial
+        assert request is not None
+        self.retractor.retract(request)
+        self.admission.queue.add_front([request])
+        segments, opened = self.admission.select(now, 0)
+        return self._plan(segments, opened, _NO_DECODE) if segments else None
+
+    def _decode(self, in_flight: bool) -> DecodePart:
+        """Launch one more position of every row that decodes in this step; retracts where there is no room.
+
+        A row whose last allowed token is already being sampled stays out: its end needs no extra step.
+        """
+        rows = self._growing()
+        if self.leases.shortfall_each(rows) > self.leases.available:
+            if in_flight:
+                raise NeedResult
+            self.retractor.make_room()
+            rows = self._growing()
+        elif len(rows):
+            self.admission.ratio.decayed()
+        if not len(rows):
+            return _NO_DECODE
+        starts = self.leases.launched[rows]
+        known = starts < self.rows.known[rows]
+        tokens = self.rows.tokens[rows, starts] if known.all() else self._known_or_future(rows, starts, known)
+        return DecodePart(rows, starts, tokens, self.leases.extend_each(rows))
+
+    def _known_or_future(self, rows: Int32, starts: Int32, known: np.ndarray) -> Int32:
+        tokens = np.full(len(rows), FUTURE, np.int32)
+        tokens[known] = self.rows.tokens[rows[known], starts[known]]
+        return tokens
+
+    def _growing(self) -> Int32:
+        running = self.rows.running()
+        grows = self.leases.launched[running] + 1 < self.rows.max_len[running]
+        return running if grows.all() else running[grows]
+
+    def _plan(self, segments: list[PrefillSegment], opened: list[RowOpen], decode: DecodePart) -> StepPlan:
+        self._step += 1
+        rows, starts, tokens, slots = decode.rows, decode.starts, decode.tokens, decode.slots
+        lengths = np.ones(len(rows), np.int32)
+        samples = np.ones(len(rows), bool)
+        if segments:
+            table = self.rows
+            wants = [s.last and table.max_len[s.row] > table.known[s.row] for s in segments]
+            rows = _join([s.row for s in segments], rows)
+            starts = _join([s.start for s in segments], starts)
+            lengths = _join([s.length for s in segments], lengths)
+            samples = np.concatenate([np.array(wants, bool), samples])
+            tokens = np.concatenate([*(table.tokens[s.row, s.start : s.start + s.length] for s in segments), tokens])
+            slots = np.concatenate([*(s.slots for s in segments), slots])
+        return StepPlan(
+            step=self._step,
+            rows=rows,
+            starts=starts,
+            lengths=lengths,
+            samples=samples,
+            tokens=tokens,
+            slots=slots,
+            num_prefill=len(segments),
+            opened=opened,
+            closed=self.rows.take_closed(),
+        )
+
+
+def _join(head: list[int], tail: Int32) -> Int32:
+    return np.concatenate([np.array(head, np.int32), tail])

@@ -1,0 +1,88 @@
+"""The log lines of the scheduler, in the words operators know. Owns their format and the throughput between two."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ceiba.cache.lease import LeaseTable
+from ceiba.core.step import Runner, StepPlan
+from ceiba.scheduler.rows import RowTable
+from ceiba.scheduler.stats import Counters
+from ceiba.scheduler.waiting import WaitingQueue
+
+log = logging.getLogger("ceiba.scheduler")
+
+
+class StepLog:
+    """One line per prefill step, one per ``interval`` decode steps."""
+
+    def __init__(
+        self,
+        interval: int,
+        rows: RowTable,
+        leases: LeaseTable,
+        queue: WaitingQueue,
+        counters: Counters,
+        runner: Runner,
+        clock: Callable[[], float],
+    ) -> None:
+        self._interval = max(1, interval)
+        self._rows, self._leases, self._queue, self._counters = rows, leases, queue, counters
+        self._runner = runner
+        self._clock = clock
+        self._since = clock()
+        self._tokens = 0
+        self.throughput = 0.0
+        """Output tokens per second between the last two decode lines."""
+
+    @property
+    def tokens_used(self) -> int:
+        """KV slots that requests hold; cached tokens that nobody holds are free for use."""
+        return self._leases.cache.locked + self._leases.in_flight
+
+    @property
+    def usage(self) -> float:
+        return self.tokens_used / self._leases.allocator.total
+
+    def planned(self, plan: StepPlan) -> None:
+        """Count a step and log it if it is due."""
+        counters = self._counters
+        decode = plan.num_segments - plan.num_prefill
+        prefill_tokens = plan.num_tokens - decode
+        counters.forwards += 1
+        counters.prefill_tokens += prefill_tokens
+        counters.decode_tokens += decode
+        if plan.num_prefill:
+            counters.prefill_forwards += 1
+            if log.isEnabledFor(logging.INFO):
+                self._prefill_line(plan, prefill_tokens)
+        if decode:
+            counters.decode_forwards += 1
+            if counters.decode_forwards % self._interval == 0:
+                self._decode_line()
+
+    def idle(self) -> None:
+        """Nothing runs: the next throughput starts from here."""
+        self._since = self._clock()
+        self._tokens = self._counters.generation_tokens
+        self.throughput = 0.0
+
+    def _prefill_line(self, plan: StepPlan, tokens: int) -> None:
+        log.info(
+            "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, #running-req: %d, "
+            "#queue-req: %d",
+            len(plan.opened), tokens, sum(len(row.prefix_slots) for row in plan.opened), self.usage,
+            self._rows.num_used, len(self._queue),
+        )  # fmt: skip
+
+    def _decode_line(self) -> None:
+        now, made = self._clock(), self._counters.generation_tokens
+        self.throughput = (made - self._tokens) / max(now - self._since, 1e-9)
+        self._since, self._tokens = now, made
+        graph = bool(self._runner.stats().get("cuda_graph", 0.0)) if log.isEnabledFor(logging.INFO) else False
+        log.info(
+            "Decode batch. #running-req: %d, #token: %d, token usage: %.2f, cuda graph: %s, "
+            "gen throughput (token/s): %.2f, #queue-req: %d",
+            self._rows.num_used, self.tokens_used, self.usage, graph, self.throughput, len(self._queue),
+        )  # fmt: skip

@@ -1,0 +1,161 @@
+"""Applies the values of a step: appends tokens, commits KV, shares prefills through the cache, finds who has ended.
+
+Owns the meaning of a result; a step that was planned before a row changed hands is recognised by the row's epoch and
+its values are dropped (overlap's extra token, an abort in flight).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ceiba.cache.keys import Int32
+from ceiba.core.messages import Finish
+from ceiba.core.step import PromptLogprobs, StepOutput, StepPlan, StepResult
+from ceiba.scheduler.admission import Admission
+from ceiba.scheduler.output import Outbox
+from ceiba.scheduler.request import Request
+
+
+@dataclass(slots=True)
+class Flight:
+    """A launched step."""
+
+    plan: StepPlan
+    epochs: np.ndarray
+    """int64 [B]: each segment's row epoch when the step was planned."""
+    result: StepResult | None = None
+
+
+Ended = list[tuple[Request, Finish]]
+
+
+class Results:
+    def __init__(self, admission: Admission, outbox: Outbox, eos_ids: tuple[int, ...]) -> None:
+        self.admission = admission
+        self.rows = admission.rows
+        self.leases = admission.leases
+        self.counters = admission.counters
+        self.outbox = outbox
+        self._eos = np.array(eos_ids, np.int32)
+
+    def apply(self, flight: Flight, output: StepOutput) -> Ended:
+        """Take over the values of ``flight``; returns the requests that end with it, still in their rows."""
+        plan, rows = flight.plan, self.rows
+        live = rows.epoch[plan.rows] == flight.epochs
+        ended: Ended = []
+        for row, why in output.faults.items():
+            at = np.flatnonzero((plan.rows == row) & live)
+            if len(at):  # not committed: what this step wrote for the row is as doubtful as its token
+                live[at] = False
+                ended.append((rows.request(row), Finish(kind="error", message=why, status=500)))
+        every = live.all()
+        self.leases.commit(
+            plan.rows if every else plan.rows[live],
+            plan.starts + plan.lengths if every else (plan.starts + plan.lengths)[live],
+        )
+        for i in range(plan.num_prefill):
+            if live[i]:
+                ended += self._prefilled(plan, i, output.prompt_logprobs.get(int(plan.rows[i])))
+                if ended and ended[-1][0].row == plan.rows[i]:
+                    live[i] = False
+        ended += self._sampled(plan, live, output)
+        return ended
+
+    def _prefilled(self, plan: StepPlan, i: int, logprobs: PromptLogprobs | None) -> Ended:
+        row = int(plan.rows[i])
+        request = self.rows.request(row)
+        if logprobs is not None and request.wants_prompt_logprobs:
+            fault = self._add_prompt_logprobs(request, logprobs)
+            if fault:
+                return [(request, Finish(kind="error", message=fault, status=500))]
+        self.leases.share(row, self.rows.key(row), request.priority)
+        self.admission.twins.settled(request)
+        complete = int(plan.starts[i] + plan.lengths[i]) == int(self.rows.known[row])
+        if complete and not plan.samples[i]:  # max_new_tokens 0: the prompt was all that was wanted
+            return [(request, Finish(kind="length"))]
+        return []
+
+    def _add_prompt_logprobs(self, request: Request, got: PromptLogprobs) -> str:
+        skip = request.next_prompt_logprob - got.start
+        if skip < 0:
+            return (
+                f"prompt log-probabilities {request.next_prompt_logprob} to {got.start - 1} are missing "
+                "(an engine fault; please report it)"
+            )
+        end = min(len(got.values), request.prompt_len - got.start)
+        if end > skip:
+            part = slice(skip, end)
+            request.prompt_logprobs.add(
+                got.values[part],
+                request.logprob.top,
+                None if got.top_ids is None else got.top_ids[part],
+                None if got.top_values is None else got.top_values[part],
+                None if got.fixed_values is None else got.fixed_values[part],
+            )
+            request.next_prompt_logprob = got.start + end
+        return ""
+
+    def _sampled(self, plan: StepPlan, live: np.ndarray, output: StepOutput) -> Ended:
+        rows = self.rows
+        expected = plan.rows if plan.samples.all() else plan.rows[plan.samples]
+        if len(output.tokens) != len(expected) or not np.array_equal(output.rows, expected):
+            raise RuntimeError(
+                f"step {plan.step}: {len(output.tokens)} tokens came back for {len(expected)} sampled segments"
+            )
+        kept = live[plan.samples]
+        self.counters.dropped_tokens += int(len(kept) - np.count_nonzero(kept))
+        row, token = expected[kept], output.tokens[kept]
+        if not len(row):
+            return []
+        at = rows.known[row]
+        rows.tokens[row, at] = token
+        rows.known[row] = at + 1
+        self.counters.generation_tokens += len(row)
+        full = at + 1 >= rows.max_len[row]
+        free_to_end = at - rows.prompt_len[row] >= rows.min_new[row]
+        stopped = rows.ends_on_eos[row] & free_to_end & (token[:, None] == self._eos).any(axis=1)
+        ended: Ended = []
+        done = full | stopped
+        for i in np.flatnonzero(rows.special[row]).tolist():
+            finish = self._special(row[i], token[i], int(np.flatnonzero(kept)[i]), bool(free_to_end[i]), output)
+            if finish is not None:
+                ended.append((rows.request(int(row[i])), finish))
+                done[i] = True
+                stopped[i] = full[i] = False
+        for i in np.flatnonzero(stopped).tolist():
+            ended.append((rows.request(int(row[i])), Finish(kind="stop", matched=int(token[i]))))
+        for i in np.flatnonzero(full & ~stopped).tolist():
+            ended.append((rows.request(int(row[i])), Finish(kind="length")))
+        due = ~done & (at + 1 - rows.reported[row] >= rows.interval[row])
+        self.outbox.report(row[due])
+        return ended
+
+    def _special(self, row: int, token: int, index: int, free_to_end: bool, output: StepOutput) -> Finish | None:
+        """Own stop ids, log-probabilities and the grammar of one row; the end that they bring, if any."""
+        request = self.rows.request(int(row))
+        if request.logprob.output:
+            self._add_output_logprob(request, int(row), index, output)
+        if free_to_end and int(token) in request.end_ids:
+            return Finish(kind="stop", matched=int(token))
+        grammar = request.grammar
+        if grammar is not None:
+            if not grammar.accept(int(token)):
+                return Finish(kind="error", status=500, message=f"token {int(token)} does not fit the grammar")
+            if grammar.terminated:
+                return Finish(kind="stop")
+        return None
+
+    def _add_output_logprob(self, request: Request, row: int, index: int, output: StepOutput) -> None:
+        if output.logprobs is None:
+            raise RuntimeError(f"request {request.rid} wants log-probabilities and the runner sent none")
+        part: slice = slice(index, index + 1)
+        fixed: Int32 | None = output.fixed_values.get(row) if request.logprob.token_ids else None
+        request.output_logprobs.add(
+            output.logprobs[part],
+            request.logprob.top,
+            None if output.top_ids is None else output.top_ids[part],
+            None if output.top_values is None else output.top_values[part],
+            fixed,
+        )
