@@ -66,9 +66,7 @@ def main(gguf_path: str) -> None:
         tokens, margins, logits = greedy(model, ids)
         if name in FIRST_LOGPROBS:
             top = torch.topk(torch.log_softmax(logits[-1], -1), 5)
-            first[name] = [
-                [i, round(v, 5)] for i, v in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-            ]
+            first[name] = [[i, round(v, 5)] for i, v in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
         if name in PROMPT_LOGPROBS:
             chosen = torch.log_softmax(logits[:-1], -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
             prompt_logprobs[name] = [round(v, 5) for v in chosen.tolist()]

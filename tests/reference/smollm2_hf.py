@@ -96,7 +96,11 @@ def load_tokenizer(gguf_path: str | Path) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     control = gguf.TokenType.CONTROL
     tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token, kind in zip(tokens, kinds, strict=True) if kind == control]
+        [
+            AddedToken(token, special=True, normalized=False)
+            for token, kind in zip(tokens, kinds, strict=True)
+            if kind == control
+        ]
     )
     return tokenizer
 
