@@ -37,10 +37,10 @@ def requested_device(flags: Flags) -> tuple[str | None, int]:
     return kind or None, gpu
 
 
-def attention_backend(asked: str | None, device: DeviceFacts, compiled: bool) -> tuple[str, str]:
+def attention_backend(asked: str | None, device: DeviceFacts, compiled: bool = True) -> tuple[str, str]:
     """(backend, reason). ``asked`` as typed, None for the automatic choice. Raises ConfigError listing every candidate
     and why it is out."""
-    runs = {name: attention_obstacle(name, device, compiled) for name in ATTENTION_BACKENDS}
+    runs = {name: attention_obstacle(name, device) for name in ATTENTION_BACKENDS}
     if asked is not None:
         name = ATTENTION_ALIASES.get(asked, asked)
         obstacle = runs.get(name, "not available yet")
@@ -49,7 +49,7 @@ def attention_backend(asked: str | None, device: DeviceFacts, compiled: bool) ->
             refuse("--attention-backend", f"Attention backend {asked}: {obstacle}. Candidates here: {candidates}.")
         alias = f" ({asked} is its other name)" if asked != name else ""
         return name, f"asked for{alias}"
-    first, why = attention_preference(device)
+    first, why = attention_preference(device, compiled)
     for name in dict.fromkeys((first, "triton", "torch_native")):
         if name in runs and runs[name] is None:
             reason = why if name == first else f"{first} ({why}) is not available here"
@@ -57,11 +57,11 @@ def attention_backend(asked: str | None, device: DeviceFacts, compiled: bool) ->
     refuse("--attention-backend", f"No attention backend runs on {device.kind}: use --device cpu.")
 
 
-def attention_preference(device: DeviceFacts) -> tuple[str, str]:
+def attention_preference(device: DeviceFacts, compiled: bool = True) -> tuple[str, str]:
     """(first choice for the device, reason), whether or not it is available here."""
     match device.kind:
         case "cpu":
-            return "cpu", "compiled kernels for the CPU"
+            return "cpu", "compiled kernels for the CPU" if compiled else "made for CPUs, here in plain torch"
         case "hip":
             return "aiter", "first choice on ROCm"
         case "mps" | "xpu":
@@ -73,12 +73,10 @@ def attention_preference(device: DeviceFacts) -> tuple[str, str]:
     return "flashinfer", "first choice on other NVIDIA GPUs"
 
 
-def attention_obstacle(name: str, device: DeviceFacts, compiled: bool) -> str | None:
+def attention_obstacle(name: str, device: DeviceFacts) -> str | None:
     """Why an existing backend cannot run on ``device``; None where it can."""
     if device.kind not in ATTENTION_BACKENDS[name]:
         return f"runs on {' and '.join(ATTENTION_BACKENDS[name])}, not on {device.kind}"
-    if name == "cpu" and not compiled:
-        return "the compiled CPU kernels are missing or turned off"
     return None
 
 
@@ -105,10 +103,13 @@ def schedule_policy(policy: str, *, cache: bool, priority: bool) -> tuple[str, s
     )
 
 
-def overlap_allowed(device: DeviceFacts, disabled: bool) -> tuple[bool, str | None]:
-    """(whether steps overlap, line for the log or None)."""
+def overlap_allowed(device: DeviceFacts, disabled: bool, between_prefills: bool = False) -> tuple[bool, str | None]:
+    """(whether steps overlap, line for the log or None). ``between_prefills``: wanted off between two prefills, which
+    turns it off everywhere, since the loop has one depth for all steps."""
     if disabled:
         return False, None
+    if between_prefills:
+        return False, "overlap off between all steps, not only prefills: DISABLE_CONSECUTIVE_PREFILL_OVERLAP is set."
     if device.kind == "mps":
         return False, "overlap off: it does not work on Apple MPS."
     return True, None

@@ -173,7 +173,10 @@ def variables() -> list[tuple[str, str]]:
             "CEIBA_IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD",
             "It waits a round when it shares at least this many tokens with one of them (32).",
         ),
-        ("CEIBA_DISABLE_CONSECUTIVE_PREFILL_OVERLAP", "1: no overlap between two prefill batches in a row."),
+        (
+            "CEIBA_DISABLE_CONSECUTIVE_PREFILL_OVERLAP",
+            "1: no overlap of two prefills in a row (now: of any two steps).",
+        ),
         ("CEIBA_LOG_LEVEL", "The level where --log-level is not given."),
         ("CEIBA_TIMEOUT_KEEP_ALIVE", "Seconds an idle HTTP connection stays open (5)."),
         ("CEIBA_CACHE_DIR", "Where models are kept ($XDG_CACHE_HOME/ceiba, else ~/.cache/ceiba)."),

@@ -23,18 +23,16 @@ def describe(flag: Flag) -> str:
     return f"{flag.text[0].upper()}{flag.text[1:]}{'' if flag.text.endswith('.') else '.'}"
 
 
-def working_values(flag: Flag, device: DeviceFacts | None = None, compiled: bool = True) -> tuple[str, ...]:
+def working_values(flag: Flag, device: DeviceFacts | None = None) -> tuple[str, ...]:
     """Values that work, narrowed to ``device`` where it is given."""
     values = flag.values()
     if device is None or not flag.dest.endswith("attention_backend"):
         return values
     here = [value for value in values if ATTENTION_ALIASES.get(value, value) in ATTENTION_BACKENDS]
-    return tuple(v for v in here if attention_obstacle(ATTENTION_ALIASES.get(v, v), device, compiled) is None)
+    return tuple(v for v in here if attention_obstacle(ATTENTION_ALIASES.get(v, v), device) is None)
 
 
-def rows(
-    text: str = "", *, refused: bool = False, device: DeviceFacts | None = None, compiled: bool = True
-) -> list[dict[str, Any]]:
+def rows(text: str = "", *, refused: bool = False, device: DeviceFacts | None = None) -> list[dict[str, Any]]:
     """The table as plain values: flags that work and hints, with ``refused`` those too. ``text`` must occur in name,
     alias, component or description (case does not matter)."""
     found: list[dict[str, Any]] = []
@@ -47,7 +45,7 @@ def rows(
             "aliases": list(flag.aliases),
             "type": flag.type,
             "default": flag.default,
-            "values": list(working_values(flag, device, compiled)) if flag.status == "works" else [],
+            "values": list(working_values(flag, device)) if flag.status == "works" else [],
             "status": flag.status,
             "description": describe(flag),
         }

@@ -155,9 +155,9 @@ def _model(work: _Work, path: str, name: str | None, dtype: Dtype, context: int)
         quantization=model.quantized,
         context_len=context,
         revision=flags.get("revision"),
-        trust_remote_code=bool(flags.get("trust_remote_code")),
+        trust_remote_code=flags.get("trust_remote_code"),
         chat_template=flags.get("chat_template"),
-        skip_tokenizer=bool(flags.get("skip_tokenizer_init")),
+        skip_tokenizer=flags.get("skip_tokenizer_init"),
     )
 
 
@@ -166,6 +166,14 @@ def _model(work: _Work, path: str, name: str | None, dtype: Dtype, context: int)
 
 def _runner(work: _Work, memory: _Memory, kv_dtype: str) -> RunnerConfig:
     flags, device = work.flags, work.device
+    gpu_id = requested_device(flags)[1]
+    if work.on_cpu and gpu_id:
+        refuse("--base-gpu-id", f"--base-gpu-id {gpu_id}: the server runs on the CPU. Leave it out, or --device cuda.")
+    if not work.on_cpu:
+        idle = [flag for flag in ("--threads", "--disable-cpu-kernels") if flags.given(flag[2:].replace("-", "_"))]
+        work.notes += [
+            f"{flag} changes nothing here: it is for the CPU, and the server runs on a GPU." for flag in idle
+        ]
     name, reason = attention_backend(flags.get("attention_backend"), device, work.compiled)
     work.notes.append(f"attention backend {name}: {reason}.")
     phases: dict[str, str | None] = {}
@@ -179,7 +187,7 @@ def _runner(work: _Work, memory: _Memory, kv_dtype: str) -> RunnerConfig:
         )
     return RunnerConfig(
         device=device.kind,
-        gpu_id=requested_device(flags)[1],
+        gpu_id=gpu_id,
         attention_backend=name,
         prefill_attention_backend=phases["prefill"],
         decode_attention_backend=phases["decode"],
@@ -221,6 +229,8 @@ def chunk_sizes(work: _Work) -> tuple[int, int]:
     elif chunk > 0 and chunk % page:
         refuse("--chunked-prefill-size", f"--chunked-prefill-size {chunk} is no multiple of --page-size {page}.")
     prefill = max(flags.get("max_prefill_tokens"), context_length(work))
+    if flags.given("max_prefill_tokens") and prefill > flags.get("max_prefill_tokens"):
+        work.notes.append(f"max_prefill_tokens raised to {prefill}: a batch must hold one prompt of full length.")
     cap = flags.get("max_num_batched_tokens")
     if cap is not None:
         if cap < page:
@@ -315,7 +325,9 @@ def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
     policy, line = schedule_policy(
         flags.get("schedule_policy"), cache=cached, priority=flags.get("enable_priority_scheduling")
     )
-    overlap, why = overlap_allowed(work.device, flags.get("disable_overlap_schedule"))
+    overlap, why = overlap_allowed(
+        work.device, flags.get("disable_overlap_schedule"), env.disable_consecutive_prefill_overlap
+    )
     work.notes += [text for text in (line, why) if text]
     running = flags.get("max_running_requests") or (
         sizing.cpu_running(work.device.cores, memory.tokens)
@@ -334,6 +346,7 @@ def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
         disable_radix_cache=not cached,
         radix_eviction_policy=flags.get("radix_eviction_policy"),
         overlap=overlap,
+        enable_mixed_chunk=flags.get("enable_mixed_chunk"),
         conservativeness=flags.get("schedule_conservativeness"),
         prefill_max_requests=flags.get("prefill_max_requests"),
         stream_interval=flags.get("stream_interval"),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 
 from ceiba.config.choose import requested_device
@@ -11,6 +12,7 @@ from ceiba.config.env import Env, read_env
 from ceiba.config.flags import Flags
 from ceiba.config.records import Config
 from ceiba.config.resolve import resolve
+from ceiba.core.errors import ConfigError
 
 
 def configure(flags: Flags, env: Env | None = None, *, progress: bool = True) -> Config:
@@ -29,6 +31,7 @@ def configure(flags: Flags, env: Env | None = None, *, progress: bool = True) ->
     from ceiba.checkpoint.catalogue import DEFAULT
 
     named = flags.get("model_path")
+    _check_revision(named, flags.get("revision"))
     checkpoint = open_checkpoint(
         named,
         flags.get("load_format"),
@@ -41,3 +44,17 @@ def configure(flags: Flags, env: Env | None = None, *, progress: bool = True) ->
         return resolve(flags, checkpoint.facts(), device, env, path=checkpoint.path, name=named or DEFAULT.name)
     finally:
         checkpoint.close()
+
+
+def _check_revision(named: str | None, revision: str | None) -> None:
+    """--revision means something for models of the hub only."""
+    from ceiba.checkpoint.catalogue import find
+
+    if revision is None:
+        return
+    if named is None or os.path.exists(os.path.expanduser(named)) or find(named) is not None:
+        what = "the embedded model" if named is None else named
+        raise ConfigError(
+            f"--revision {revision}: {what} has no revisions, only models of the hub do. Leave it out.",
+            param="--revision",
+        )

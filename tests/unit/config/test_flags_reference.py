@@ -8,6 +8,7 @@ from machine_facts import cpu, gpu
 
 from ceiba.config import available, reference
 from ceiba.config.flags import table
+from ceiba.config.records import DeviceFacts
 
 DOCS = Path(__file__).parents[3] / "docs" / "flags.md"
 
@@ -22,12 +23,11 @@ def test_every_flag_is_in_the_reference() -> None:
 
 
 def test_rows_are_narrowed_to_the_machine() -> None:
-    def values(device: object, compiled: bool = True) -> list[str]:
-        (row,) = (r for r in reference.rows(device=device, compiled=compiled) if r["flag"] == "--attention-backend")  # type: ignore[arg-type]
+    def values(device: DeviceFacts) -> list[str]:
+        (row,) = (line for line in reference.rows(device=device) if line["flag"] == "--attention-backend")
         return list(row["values"])
 
     assert values(cpu()) == ["cpu", "torch_native", "intel_amx"]
-    assert values(cpu(), compiled=False) == ["torch_native"]
     assert values(gpu(80)) == ["torch_native", "triton"]
 
 
@@ -37,9 +37,12 @@ def test_filter() -> None:
     assert "--tp-size" in {row["flag"] for row in reference.rows("tensor-parallel", refused=True)}
 
 
-def test_the_list_of_what_exists_is_the_schedulers() -> None:
+def test_the_list_of_what_exists_is_true() -> None:
+    from ceiba.attention.select import ALIASES, BACKENDS
     from ceiba.cache.eviction import POLICIES as EVICTION
     from ceiba.scheduler.policy import POLICIES
 
     assert set(available.POLICIES) == set(POLICIES)
     assert set(available.EVICTION_POLICIES) == set(EVICTION)
+    assert set(available.ATTENTION_BACKENDS) == set(BACKENDS)
+    assert available.ATTENTION_ALIASES == ALIASES

@@ -44,9 +44,9 @@ def test_attention_choice(device: DeviceFacts, asked: str | None, expected: str,
 
 
 def test_attention_without_compiled_kernels() -> None:
-    assert attention_backend(None, cpu(), compiled=False)[0] == "torch_native"
-    with pytest.raises(ConfigError, match="missing or turned off"):
-        attention_backend("cpu", cpu(), compiled=False)
+    name, reason = attention_backend(None, cpu(), compiled=False)
+    assert name == "cpu"
+    assert "plain torch" in reason
 
 
 @pytest.mark.parametrize(("asked", "device"), [("triton", cpu()), ("cpu", gpu(79.6)), ("fa3", gpu(79.6))])
@@ -189,6 +189,18 @@ def test_overlap() -> None:
     assert build({}).scheduler.overlap
     assert not build({"--disable-overlap-schedule": True}).scheduler.overlap
     assert overlap_allowed(DeviceFacts(kind="mps"), False)[0] is False
+    found = build({}, env=Env(disable_consecutive_prefill_overlap=True))
+    assert not found.scheduler.overlap
+    assert any("DISABLE_CONSECUTIVE_PREFILL_OVERLAP" in note for note in found.notes)
+
+
+def test_what_changes_nothing_on_this_device_is_refused_or_said() -> None:
+    with pytest.raises(ConfigError, match="runs on the CPU"):
+        build({"--base-gpu-id": 1})
+    found = build({"--threads": 4, "--disable-cpu-kernels": True}, model=QWEN3_8B, device=gpu(79.6))
+    for flag in ("--threads", "--disable-cpu-kernels"):
+        assert any(note.startswith(f"{flag} changes nothing") for note in found.notes)
+    assert any("raised to 8192" in note for note in build({"--max-prefill-tokens": 100}).notes)
 
 
 def test_environment_gives_way_to_flags() -> None:
@@ -252,7 +264,7 @@ def test_every_value_reaches_its_record() -> None:
             "--log-requests-level": 1, "--log-requests-format": "json", "--metric-port": 9090,
             "--weight-version": "v2", "--allow-auto-truncate": True, "--sampling-defaults": "openai",
             "--preferred-sampling-params": {"top_k": 3}, "--default-chat-template-kwargs": {"a": 1},
-            "--skip-server-warmup": True, "--watchdog-timeout": 60.0, "--restart-on-failure": True,
+            "--skip-server-warmup": True, "--enable-mixed-chunk": True, "--skip-tokenizer-init": True, "--watchdog-timeout": 60.0, "--restart-on-failure": True,
             "--detokenizer": "thread", "--tokenizer-path": "/t", "--fastapi-root-path": "/v/", "--queue-timeout": 2.5,
         }
     )  # fmt: skip
@@ -266,6 +278,7 @@ def test_every_value_reaches_its_record() -> None:
     assert (server.weight_version, server.allow_auto_truncate, server.sampling_defaults) == ("v2", True, "openai")
     assert (server.preferred_sampling_params, server.default_chat_template_kwargs) == ({"top_k": 3}, {"a": 1})
     assert (server.skip_server_warmup, server.root_path) == (True, "/v")
+    assert (scheduler.enable_mixed_chunk, found.model.skip_tokenizer) == (True, True)
     assert (found.launch.watchdog_timeout, found.launch.restart_on_failure) == (60.0, True)
     assert (found.launch.detokenizer, found.model.tokenizer_path, scheduler.queue_timeout) == ("thread", "/t", 2.5)
 

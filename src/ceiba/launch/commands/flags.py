@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 from ceiba.config import reference
-from ceiba.config.choose import CPU_KERNELS
 
 
 def main(argv: list[str]) -> int:
@@ -25,7 +24,7 @@ def main(argv: list[str]) -> int:
     from ceiba.launch.facts import device_facts
 
     facts = device_facts()
-    rows = reference.rows(args.text, refused=args.all, device=facts, compiled=CPU_KERNELS in facts.packages)
+    rows = reference.rows(args.text, refused=args.all, device=facts)
     if args.json:
         print(json.dumps(rows, ensure_ascii=False, indent=1))
     else:
