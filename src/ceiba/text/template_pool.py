@@ -27,16 +27,13 @@ class TemplateTimeout(BadRequest):
 
 class _Worker:
     def __init__(self) -> None:
-        # The child needs no secrets of ours, and -P keeps the working directory off its import path.
-        keep = {
-            k: v for k, v in os.environ.items() if k in ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "TZ", "LANG", "LC_ALL")
-        }
+        # The child gets our import path and nothing else of the environment, where keys may stand.
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "ceiba.text.template_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=keep,
+            env={"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONUTF8": "1"},
             start_new_session=True,
         )
         self.loaded: dict[int, int] = {}
@@ -48,7 +45,7 @@ class _Worker:
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Raises TemplateTimeout when no answer came; the worker must then be closed."""
         deadline = time.monotonic() + seconds + 1.0  # the child's own alarm rings first
-        data = msgspec.msgpack.encode({**request, "seconds": seconds})
+        data = msgspec.msgpack.encode({**request, "seconds": seconds, "zone": time.localtime().tm_gmtoff})
         self._write(struct.pack("<I", len(data)) + data, deadline)
         (length,) = struct.unpack("<I", self._read(4, deadline))
         return dict(msgspec.msgpack.decode(self._read(length, deadline)))

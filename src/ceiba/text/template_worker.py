@@ -3,7 +3,7 @@
 Owns the Jinja environment (immutable sandbox, the extras that Hugging Face templates rely on) and a loop that answers
 length-prefixed msgpack requests on standard input with answers on standard output. Every request runs under a kernel
 alarm that ends this process, and the process under an address-space limit, so that no construct of the language needs
-to be foreseen. Must never know tokenizers or requests, and holds no secrets.
+to be foreseen. Must never know tokenizers or requests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import resource
 import signal
 import struct
 import sys
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import Any, BinaryIO, NoReturn
 
 import jinja2
@@ -45,7 +45,6 @@ def environment() -> ImmutableSandboxedEnvironment:
     )
     env.filters["tojson"] = _tojson
     env.globals["raise_exception"] = _raise_exception
-    env.globals["strftime_now"] = _strftime_now
     return env
 
 
@@ -64,21 +63,20 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
 class Renderer:
     """Compiled templates by number."""
 
     def __init__(self) -> None:
         self._env = environment()
+        self._zone = 0
+        self._env.globals["strftime_now"] = self._strftime_now
         self._templates: list[jinja2.Template] = []
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """``{"op": "load", "source"}`` -> ``{"id"}``; ``{"op": "render", "id", "variables", "limit"}`` -> ``{"text"}``;
         a template's own refusal, or its mistake, is ``{"error", "refused"}``."""
         try:
+            self._zone = request["zone"]
             if request["op"] == "load":
                 self._templates.append(self._env.from_string(request["source"]))
                 return {"id": len(self._templates) - 1}
@@ -95,6 +93,10 @@ class Renderer:
             return {"error": str(error), "refused": type(error) is jinja2.TemplateError}
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"[:500], "refused": False}
+
+    def _strftime_now(self, form: str) -> str:
+        """Local time of the parent, whose TZ this process does not have."""
+        return datetime.now(timezone(timedelta(seconds=self._zone))).strftime(form)
 
 
 def _read(stream: BinaryIO) -> bytes | None:

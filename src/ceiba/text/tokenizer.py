@@ -356,12 +356,12 @@ def _from_json(source: TokenizerSource) -> _Parts:
     added = {int(t["id"]) for t in outline.added_tokens}
     kind, space_prefix = _decoder_kind(outline.decoder)
     named = _named_tokens(source.tokenizer_config)
-    bos: int | None = vocab.get(named.get("bos_token", ""), source.bos_id)
+    bos = vocab.get(named.get("bos_token", ""), source.bos_id)
     eos: int | None = vocab.get(named.get("eos_token", ""), source.eos_ids[0] if source.eos_ids else None)
     prefix, suffix = _ends(backend, source, bos, eos)
-    for role, i in (("bos_token", bos), ("eos_token", eos)):
-        if i is not None and 0 <= i < len(tokens):
-            named.setdefault(role, tokens[i])
+    for role, token_id in (("bos_token", bos), ("eos_token", eos)):
+        if token_id is not None and 0 <= token_id < len(tokens):
+            named.setdefault(role, tokens[token_id])
     return _Parts(backend, kind, tokens, control, added, space_prefix, prefix, suffix, bos, eos, named)
 
 
