@@ -16,11 +16,13 @@ import sys
 import threading
 import traceback
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from ceiba.config.records import Config
 from ceiba.core.errors import CeibaError
+from ceiba.core.step import Runner
 from ceiba.launch.status import Failed, Ready, StatusWriter, read_frame
 from ceiba.launch.zmq_ports import DETOKENIZER, SCHEDULER, Endpoints
 
@@ -108,7 +110,8 @@ def run_scheduler(boot: Boot, status: StatusWriter) -> None:
         checkpoint = open_checkpoint(config.model.path, config.model.load_format, progress=False)
         runner = ModelRunner(config, checkpoint)
     port = ZmqSchedulerPort(boot.endpoints)
-    scheduler = Scheduler(config.scheduler, runner, port)
+    # The scheduler gives back only handles that this runner made, which the protocol cannot say.
+    scheduler = Scheduler(config.scheduler, cast(Runner, runner), port)
     status.send(Ready(msgspec.to_builtins(runner.info)))
     try:
         scheduler.run(port.to_front)

@@ -87,8 +87,10 @@ COMMANDS: dict[str, Command] = {
 _BENCH = COMMANDS["bench"].examples
 BENCHES: dict[str, Command] = {
     "serve": Command("load a running server", "ceiba.bench.serve", _BENCH[:2]),
-    "offline": Command("throughput of an engine in this process", "ceiba.bench.offline", _BENCH[2:3]),
-    "one-batch": Command("latency of one batch, without a scheduler", "ceiba.bench.one_batch", _BENCH[3:]),
+    "offline": Command("throughput of an engine in this process", "ceiba.launch.commands.bench_offline", _BENCH[2:3]),
+    "one-batch": Command(
+        "latency of one batch, without a scheduler", "ceiba.launch.commands.bench_one_batch", _BENCH[3:]
+    ),
 }
 LATER = {
     "gateway": "routing over several servers is not available yet: put a load balancer in front of them",

@@ -13,7 +13,7 @@ import logging
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -45,6 +45,14 @@ class Engine:
     underscores (``max_total_tokens=4096``). Raises ConfigError for what cannot work, before anything is started where
     that can be known.
     """
+
+    config: Config
+    front: Front
+    _graph: EngineGraph
+    _loop: asyncio.AbstractEventLoop
+    _thread: threading.Thread
+    _closed: bool
+    _at_exit: Callable[[], None]
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         from ceiba.config.flags import flags_from_kwargs
@@ -105,7 +113,7 @@ class Engine:
 
     def chat_stream(
         self, messages: list[dict[str, Any]], sampling_params: dict[str, Any], max_new_tokens: int | None = None
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """The next turn of a conversation through the model's chat template, chunk by chunk. Without
         ``max_new_tokens`` it may take all the context that is left."""
         return self._iterate(self._chat(messages, sampling_params, max_new_tokens))
@@ -190,7 +198,7 @@ class Engine:
         self._at_exit = at_exit
         atexit.register(at_exit)
         try:
-            self.front: Front = self._run(self._start())
+            self.front = self._run(self._start())
         except BaseException:
             self.shutdown()
             raise
@@ -232,7 +240,7 @@ class Engine:
             raise
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    def _iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
+    def _iterate(self, source: AsyncIterator[T]) -> Generator[T, None, None]:
         iterator = _Pull(source)
         try:
             while True:

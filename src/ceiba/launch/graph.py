@@ -33,6 +33,7 @@ from ceiba.launch.zmq_ports import (
 )
 
 if TYPE_CHECKING:
+    from ceiba.launch.wiring import Text
     from ceiba.server.front import Front
     from ceiba.text.detokenizer import Detokenizer
 
@@ -66,6 +67,7 @@ class EngineGraph:
         self._port: ZmqFrontPort | None = None
         self._thread: threading.Thread | None = None
         self._thread_stop = threading.Event()
+        self._text: Text | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -84,7 +86,7 @@ class EngineGraph:
         begun = time.perf_counter()
         from ceiba.launch import wiring
 
-        text = wiring.open_text(self.config)
+        text = self._text = wiring.open_text(self.config)
         self._port = ZmqFrontPort(self._endpoints)
         self.front = wiring.make_front(self.config, text, self._port)
         self.phases.append(("front", time.perf_counter() - begun))
@@ -128,16 +130,23 @@ class EngineGraph:
         self._stopping = True
         self._supervisor.stop_now()
         self._stop_thread()
+        self._close_text()
         if self._directory is not None:
             remove_endpoints(self._directory)
 
     def _release(self) -> None:
+        self._close_text()
         if self._port is not None:
             self._port.close()
             self._port = None
         if self._directory is not None:
             remove_endpoints(self._directory)
             self._directory = None
+
+    def _close_text(self) -> None:
+        if self._text is not None and self._text.template is not None:
+            self._text.template.close()  # its rendering processes
+        self._text = None
 
     def _stop_thread(self) -> None:
         if self._thread is not None:

@@ -45,14 +45,16 @@ def serve(config: Config) -> int:
     from ceiba.obs import logs
 
     logs.setup(config.obs)
-    try:
-        sock = listen(config.server.host, config.server.port)
-    except CeibaError as error:
-        _complain(error.message)
-        return 2
-    with contextlib.closing(sock):
+    with contextlib.ExitStack() as sockets:
+        try:
+            sock = sockets.enter_context(listen(config.server.host, config.server.port))
+            port = config.obs.metric_port
+            metrics_sock = None if port is None else sockets.enter_context(listen(config.server.host, port))
+        except CeibaError as error:
+            _complain(error.message)
+            return 2
         while True:
-            run = _Run(config, sock, started)
+            run = _Run(config, sock, metrics_sock, started)
             code = _run_loop(run)
             if not (config.launch.restart_on_failure and run.lost_a_part):
                 return code
@@ -124,15 +126,16 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 class _Run:
     """One life of the engine behind the listening socket."""
 
-    def __init__(self, config: Config, sock: socket.socket, started: float) -> None:
+    def __init__(self, config: Config, sock: socket.socket, metrics_sock: socket.socket | None, started: float) -> None:
         self.config = config
         self.lost_a_part = False
         self._sock = sock
+        self._metrics_sock = metrics_sock
         self._started = started
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._graph = EngineGraph(config, self._on_failure)
-        self._server: uvicorn.Server | None = None
+        self._servers: list[uvicorn.Server] = []
 
     async def main(self) -> int:
         loop = asyncio.get_running_loop()
@@ -165,8 +168,8 @@ class _Run:
     def _on_signal(self) -> None:
         if self._stop.is_set():
             self._hurry.set()
-            if self._server is not None:
-                self._server.force_exit = True
+            for server in self._servers:
+                server.force_exit = True
             return
         log.info("stopping; once more to stop at once")
         self._stop.set()
@@ -178,10 +181,14 @@ class _Run:
     # ── start ────────────────────────────────────────────────────────────────
 
     async def _serve_http(self, front: Front) -> None:
-        from ceiba.launch.wiring import make_http_server
+        from ceiba.launch.wiring import make_http_server, make_metrics_server
 
-        self._server = make_http_server(self.config, front)
-        await self._server.serve(sockets=[self._sock.dup()])  # it closes what it is given; a restart needs ours
+        # A server closes the sockets it is given; a restart needs ours again.
+        pairs = [(make_http_server(self.config, front), self._sock.dup())]
+        if self._metrics_sock is not None:
+            pairs.append((make_metrics_server(self.config, front), self._metrics_sock.dup()))
+        self._servers = [server for server, _ in pairs]
+        await asyncio.gather(*(server.serve(sockets=[sock]) for server, sock in pairs))
 
     async def _until_ready(self, front: Front, http: asyncio.Task[None]) -> None:
         ready = asyncio.create_task(self._ready(front), name="ready")
@@ -249,8 +256,9 @@ class _Run:
         return code
 
     async def _close(self, http: asyncio.Task[None] | None) -> None:
-        if http is not None and self._server is not None:
-            self._server.should_exit = True
+        if http is not None:
+            for server in self._servers:
+                server.should_exit = True
             await asyncio.wait({http}, timeout=FLUSH_SECONDS + 1.0)
             if not http.done():
                 http.cancel()
@@ -281,12 +289,11 @@ def ready_text(config: Config, front: Front, port: int) -> str:
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"http://{reachable}:{port}{config.server.root_path}"
     question = "What is the capital of France?"
+    body: dict[str, object]
     if front.template is not None:
         path, body = "/v1/chat/completions", {"messages": [{"role": "user", "content": question}]}
-    elif front.tokenizer is not None:
-        path, body = "/v1/completions", {"prompt": "The capital of France is", "max_tokens": 16}
     else:
-        path, body = "/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 16}
+        path, body = "/v1/completions", {"prompt": "The capital of France is", "max_tokens": 16}
     data = json.dumps({"model": config.model.name, **body, "temperature": 0})
     lines = [f"curl {url}{path}", "-H 'Content-Type: application/json'"]
     if config.server.api_key:

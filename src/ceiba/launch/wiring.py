@@ -5,12 +5,13 @@ Owns construction only. The scheduler's side is in ``children``, next to the pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ceiba.checkpoint import open_checkpoint
-from ceiba.checkpoint.base import TokenizerSource
+from ceiba.checkpoint.base import Checkpoint, TokenizerSource
 from ceiba.config.records import Config
 from ceiba.core.ports import FrontPort
 from ceiba.text.detokenizer import Detokenizer
@@ -32,7 +33,7 @@ FLUSH_SECONDS = 2
 class Text:
     """What this process knows of the model: ids and words, no weights."""
 
-    tokenizer: Tokenizer | None
+    tokenizer: Tokenizer
     template: ChatTemplate | None
     vocab_size: int
     sampling_defaults: Mapping[str, Any]
@@ -40,28 +41,31 @@ class Text:
 
 def open_text(config: Config) -> Text:
     """Tokenizer and chat template as the configuration names them; a model's own unless another path is given."""
+    from ceiba.text.template import choose_template
+
     model = config.model
     checkpoint = open_checkpoint(model.path, model.load_format, progress=False)
     try:
         facts = checkpoint.facts()
         suggested = checkpoint.generation_config
-        source = None if model.skip_tokenizer else _source(config, checkpoint.tokenizer)
+        source = _source(config, checkpoint)
     finally:
         checkpoint.close()
-    tokenizer = template = None
-    if source is not None:
-        from ceiba.text.template import load_template
-
-        tokenizer = load_tokenizer(source)
-        template = load_template(source, tokenizer, model.chat_template)
+    tokenizer = load_tokenizer(source)
+    template = choose_template(
+        model.chat_template,
+        source.chat_templates,
+        tokenizer.special_tokens,
+        defaults=config.server.default_chat_template_kwargs,
+    )
     defaults = {name: suggested[name] for name in SAMPLING_FIELDS if suggested.get(name) is not None}
     return Text(tokenizer, template, facts.vocab_size, defaults)
 
 
-def _source(config: Config, own: Any) -> TokenizerSource:
+def _source(config: Config, model: Checkpoint) -> TokenizerSource:
     path = config.model.tokenizer_path
     if not path or path == config.model.path:
-        return own()
+        return model.tokenizer()
     other = open_checkpoint(path, progress=False)
     try:
         return other.tokenizer()
@@ -69,18 +73,16 @@ def _source(config: Config, own: Any) -> TokenizerSource:
         other.close()
 
 
-def open_tokenizer(config: Config) -> Tokenizer | None:
+def open_tokenizer(config: Config) -> Tokenizer:
     """The tokenizer alone, for a detokenizer in a process of its own."""
-    if config.model.skip_tokenizer:
-        return None
     checkpoint = open_checkpoint(config.model.path, config.model.load_format, progress=False)
     try:
-        return load_tokenizer(_source(config, checkpoint.tokenizer))
+        return load_tokenizer(_source(config, checkpoint))
     finally:
         checkpoint.close()
 
 
-def make_detokenizer(config: Config, tokenizer: Tokenizer | None) -> Detokenizer:
+def make_detokenizer(config: Config, tokenizer: Tokenizer) -> Detokenizer:
     return Detokenizer(tokenizer, stream_interval=config.scheduler.stream_interval)
 
 
@@ -100,29 +102,45 @@ def make_front(config: Config, text: Text, port: FrontPort) -> Front:
 
 
 def make_http_server(config: Config, front: Front) -> uvicorn.Server:
-    """The HTTP server of ``front``, not started. Signals stay ours: ``launch.run`` decides what they mean."""
-    import contextlib
-
-    import uvicorn
-
+    """The HTTP server of ``front``, not started. The graph has started the front, so the app's lifespan stays off."""
     from ceiba.server.app import create_app
 
+    return _server(config, create_app(front, config))
+
+
+def make_metrics_server(config: Config, front: Front) -> uvicorn.Server:
+    """/metrics alone, for --metric-port."""
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    async def metrics(request: Request) -> Response:
+        return Response(front.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return _server(config, Starlette(routes=[Route("/metrics", metrics)]))
+
+
+def _server(config: Config, app: Any) -> uvicorn.Server:
+    import uvicorn
+
     class Server(uvicorn.Server):
+        """Leaves signals to ``launch.run``, which decides what they mean for all parts."""
+
         @contextlib.contextmanager
-        def capture_signals(self) -> Any:
+        def capture_signals(self) -> Iterator[None]:
             yield
 
     http_level = config.obs.log_level_http
     return Server(
         uvicorn.Config(
-            create_app(front),
+            app,
             http="httptools",
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=http_level in ("info", "debug"),
             server_header=False,
-            root_path=config.server.root_path,
             timeout_keep_alive=config.server.timeout_keep_alive,
             timeout_graceful_shutdown=FLUSH_SECONDS,
         )
