@@ -83,12 +83,13 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "several_models": ("several models behind one port are not built", "start one server per model"),
     "sessions": ("sessions are not built", "send the whole conversation: the prefix cache keeps it cheap"),
+    "skip_tokenizer": ("running without a tokenizer is not built", "send token ids as the prompt: that works"),
     "sliding_window": ("a pool of its own for sliding-window layers is not built", "leave it out"),
     "sparse": ("sparse and latent (MLA) attention are not built", "serve a Llama or Qwen2 model"),
     "speculative": ("speculative decoding is not built", "leave it out: answers are the same, only slower"),
     "templates": (
         "this choice of template is not built",
-        "--chat-template takes a Jinja file; templates from requests are never accepted",
+        "--chat-template takes a file or a name among the model's own; templates from requests are never accepted",
     ),
     "tensor": (
         "tensor parallelism needs several GPUs and is not built",

@@ -264,7 +264,7 @@ def test_every_value_reaches_its_record() -> None:
             "--log-requests-level": 1, "--log-requests-format": "json", "--metric-port": 9090,
             "--weight-version": "v2", "--allow-auto-truncate": True, "--sampling-defaults": "openai",
             "--preferred-sampling-params": {"top_k": 3}, "--default-chat-template-kwargs": {"a": 1},
-            "--skip-server-warmup": True, "--enable-mixed-chunk": True, "--skip-tokenizer-init": True, "--watchdog-timeout": 60.0, "--restart-on-failure": True,
+            "--skip-server-warmup": True, "--enable-mixed-chunk": True, "--watchdog-timeout": 60.0, "--restart-on-failure": True,
             "--detokenizer": "thread", "--tokenizer-path": "/t", "--fastapi-root-path": "/v/", "--queue-timeout": 2.5,
         }
     )  # fmt: skip
@@ -278,7 +278,7 @@ def test_every_value_reaches_its_record() -> None:
     assert (server.weight_version, server.allow_auto_truncate, server.sampling_defaults) == ("v2", True, "openai")
     assert (server.preferred_sampling_params, server.default_chat_template_kwargs) == ({"top_k": 3}, {"a": 1})
     assert (server.skip_server_warmup, server.root_path) == (True, "/v")
-    assert (scheduler.enable_mixed_chunk, found.model.skip_tokenizer) == (True, True)
+    assert scheduler.enable_mixed_chunk
     assert (found.launch.watchdog_timeout, found.launch.restart_on_failure) == (60.0, True)
     assert (found.launch.detokenizer, found.model.tokenizer_path, scheduler.queue_timeout) == ("thread", "/t", 2.5)
 
