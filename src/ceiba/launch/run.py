@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ceiba.config.records import Config
-from ceiba.core.errors import CeibaError, ConfigError
+from ceiba.core.errors import CeibaError, ConfigError, EngineFault
 from ceiba.launch.graph import EngineGraph, explain
 
 if TYPE_CHECKING:
@@ -280,7 +280,8 @@ async def warm_up(front: Front) -> None:
     ids = (np.arange(length) % front.vocab_size).astype(np.int32)
     sampling = SamplingParams(max_new_tokens=tokens, temperature=0.0, ignore_eos=True)
     await front.collect(EngineRequest([Input(ids, sampling)], rid="warm-up", internal=True))
-    await front.control("flush_cache")
+    with contextlib.suppress(EngineFault):  # a client was quicker: its request runs, and the cache stays as it is
+        await front.control("flush_cache")
 
 
 def ready_text(config: Config, front: Front, port: int) -> str:
