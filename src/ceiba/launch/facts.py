@@ -122,6 +122,13 @@ def cpu_kernels_built() -> bool:
     return bool(cpu.available)
 
 
+def cpu_kernel_unit() -> str | None:
+    """The instruction set that the compiled kernels will use on this CPU; None where they are not compiled."""
+    from ceiba.kernels import cpu
+
+    return str(cpu._cpu.instruction_sets()[-1]) if cpu.available else None
+
+
 def host_memory(root: Path = Path("/")) -> tuple[int, int]:
     """(total, free) bytes that this process may use: the machine's, bounded by the memory limit of its container."""
     memory = psutil.virtual_memory()

@@ -264,8 +264,9 @@ def test_every_value_reaches_its_record() -> None:
             "--log-requests-level": 1, "--log-requests-format": "json", "--metric-port": 9090,
             "--weight-version": "v2", "--allow-auto-truncate": True, "--sampling-defaults": "openai",
             "--preferred-sampling-params": {"top_k": 3}, "--default-chat-template-kwargs": {"a": 1},
-            "--skip-server-warmup": True, "--enable-mixed-chunk": True, "--watchdog-timeout": 60.0, "--restart-on-failure": True,
-            "--detokenizer": "thread", "--tokenizer-path": "/t", "--fastapi-root-path": "/v/", "--queue-timeout": 2.5,
+            "--skip-server-warmup": True, "--enable-mixed-chunk": True, "--watchdog-timeout": 60.0,
+            "--restart-on-failure": True, "--detokenizer": "thread", "--tokenizer-path": "/t",
+            "--fastapi-root-path": "/v/", "--queue-timeout": 2.5,
         }
     )  # fmt: skip
     scheduler, server, obs = found.scheduler, found.server, found.obs

@@ -129,9 +129,10 @@ def _installed(name: str) -> bool:
 def check_kernels() -> list[Finding]:
     sets = ", ".join(facts.instruction_sets()) or "none that matter"
     if facts.cpu_kernels_built():
+        unit = facts.cpu_kernel_unit()
         level: Level = "ok" if facts.instruction_sets() else "warn"
         remedy = "" if facts.instruction_sets() else "a CPU with AVX2 computes several times faster"
-        return [Finding("cpu kernels", level, f"compiled; this CPU has: {sets}", remedy)]
+        return [Finding("cpu kernels", level, f"compiled; {unit} will be used; this CPU has: {sets}", remedy)]
     compiler = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
     step = "" if compiler else "install a C++17 compiler (Debian: apt-get install g++), then "
     return [
