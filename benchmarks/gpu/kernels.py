@@ -18,6 +18,7 @@ from timing import WARM, eager_us, replay_us
 
 from ceiba.attention.shared_prefix import MAX_PARTS, plan_shared
 from ceiba.core.step import PrefixGroup
+from ceiba.kernels.triton import decode as decoding
 from ceiba.kernels.triton import moe as experts
 from ceiba.kernels.triton import skinny
 from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_parts, shared_tile
@@ -125,7 +126,7 @@ def cache(batch: int, context: int, kv_heads: int, copies: int) -> tuple[list[tu
     return pools, table
 
 
-def decode_attention() -> None:
+def decode_attention(sweep: bool) -> None:
     for heads, kv_heads in ((32, 8), (32, 4)):
         for batch, context in ((1, 1024), (1, 32768), (8, 1024), (64, 1024), (256, 1024), (32, 16384)):
             size = batch * context * kv_heads * 512
@@ -134,8 +135,12 @@ def decode_attention() -> None:
             lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
             q = rand(batch, heads, 128)
             work = DecodeWorkspace.allocate(batch, heads, kv_heads, 128, 0, q.device)
-            us = replay_us([lambda k=k, v=v: decode(q, k, v, table, rows, lens, work, 0.09) for k, v in pools])
-            line(f"decode {heads}/{kv_heads} batch {batch} context {context}", us, size / BANDWIDTH * 1e6)
+            for stages in (4, 5, 8) if sweep else (decoding.STAGES,):
+                kept, decoding.STAGES = decoding.STAGES, stages
+                us = replay_us([lambda k=k, v=v: decode(q, k, v, table, rows, lens, work, 0.09) for k, v in pools])
+                decoding.STAGES = kept
+                name = f"decode {heads}/{kv_heads} batch {batch} context {context} stages {stages}"
+                line(name, us, size / BANDWIDTH * 1e6)
 
 
 def shared_attention() -> None:
@@ -237,7 +242,7 @@ def moe_layers(sweep: bool) -> None:
     x = rand(1, dim)
     us = replay_us([lambda: experts.norm_route(x, norm, router, 1e-6, top_k, counters)], repeat=20)
     line("norm_route batch 1", us, count * dim * 2 / BANDWIDTH * 1e6)
-    for tokens in (1, 2, 4, 8, 16, 64, 256, 1024, 4096, 8192):
+    for tokens in (1, 2, 4, 8, 16, 64, 256, 1024, 4096):
         x = rand(tokens, dim)
         routes = [experts.route(rand(tokens, count), top_k) for _ in range(8)]
         used = sum(int(i.unique().numel()) for i, _ in routes) / len(routes)
@@ -245,7 +250,24 @@ def moe_layers(sweep: bool) -> None:
         calls = [lambda w=layers[j % copies], r=routes[j]: experts.moe(x, *w, *r) for j in range(len(routes))]
         us = replay_us(calls, replays=6)
         note = ""
-        if sweep and tokens > 1:
+        if sweep and tokens == 1:
+            found = []
+            for rows, columns, warps, which in itertools.product((1, 2, 4, 8), (512, 1024, 2048), (2, 4, 8), (0, 1)):
+                elements = rows * (1024 if which else columns * 2) / (warps * 32)
+                if not 16 <= elements <= 64 or (which and columns != 1024):
+                    continue
+                tiles = list(experts.SMALL_TILES)
+                tiles[which] = skinny.GemvShape(rows, columns, warps)
+                ours = replay_us(
+                    [
+                        lambda w=layers[j % copies], r=routes[j], t=tuple(tiles): experts.moe_small(x, *w, *r, tiles=t)
+                        for j in range(len(routes))
+                    ],
+                    replays=6,
+                )
+                found.append((which, round(ours, 1), rows, columns, warps))
+            note = f"best {sorted(found)[:4]} {sorted(f for f in found if f[0])[:4]}"
+        elif sweep and tokens in (8, 64, 256, 1024, 4096):
             found = []
             for rows, columns, depth, stages, warps in itertools.product(
                 (16, 32, 64, 128), (32, 64, 128, 256), (64, 128, 256), (3, 4), (4, 8)
@@ -286,7 +308,7 @@ def main() -> None:
     print(torch.cuda.get_device_name(), torch.__version__)
     parts = {
         "dense": lambda: dense(options.sweep),
-        "decode": decode_attention,
+        "decode": lambda: decode_attention(options.sweep),
         "shared": shared_attention,
         "prefill": lambda: prefill_attention(options.sweep),
         "moe": lambda: moe_layers(options.sweep),

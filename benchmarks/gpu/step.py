@@ -16,7 +16,7 @@ from timing import replay_us
 from ceiba.kernels.triton.decode import DecodeWorkspace, decode
 from ceiba.kernels.triton.gather import gather_rows
 from ceiba.kernels.triton.linear import gate_up_silu, linear, linear_parts
-from ceiba.kernels.triton.moe import GEMV_TOKENS, moe, norm_route, route
+from ceiba.kernels.triton.moe import moe, norm_route, route
 from ceiba.kernels.triton.norm import add_rms_norm
 from ceiba.kernels.triton.rope import qkv_norm_rope_write
 from ceiba.kernels.triton.skinny import gemv
@@ -137,8 +137,6 @@ class Model:
         for index, layer in enumerate(self.layers):
             qkv = linear_parts(normed, layer["qkv"])
             out = linear_parts(self.attend(index, qkv), layer["out"])
-            if s.experts and self.batch <= GEMV_TOKENS:
-                residual = residual + (out if out.dim() == 2 else out.sum(0))
             normed = add_rms_norm(out, layer["mlp_norm"], 1e-6, residual)
             if s.experts:
                 ids, weights = route(linear(normed, layer["router"]), s.top_k)

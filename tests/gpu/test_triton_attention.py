@@ -87,7 +87,7 @@ def test_decode_of_an_empty_segment_is_zero() -> None:
 def test_shared_prefixes_of_several_depths(heads: int, kv_heads: int, dim: int, repeat: int) -> None:
     batch = random.randint(20, 90)
     lens = [random.randint(1, 200) for _ in range(batch)]
-    cache = Cache(kv_heads, dim, lens + [4000])
+    cache = Cache(kv_heads, dim, [*lens, 4000])
     donor = cache.rows[-1].item()
     # Three levels under one root, and a second root; the members' tables begin with the same slots.
     everyone = np.arange(batch)

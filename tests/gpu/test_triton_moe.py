@@ -22,7 +22,7 @@ def test_route(experts: int, top_k: int, renormalize: bool) -> None:
     logits[5] = 0.25
     ids, weights = route(logits, top_k, renormalize)
     p = logits.double().softmax(-1)
-    expected, order = p.sort(-1, descending=True, stable=True)
+    expected, order = p.sort(dim=-1, descending=True, stable=True)
     assert torch.equal(ids.long(), order[:, :top_k])
     expected = expected[:, :top_k]
     if renormalize:

@@ -16,8 +16,17 @@ import torch
 import triton
 import triton.language as tl
 
-from ceiba.kernels.triton.launch import divide_up, num_multiprocessors, pdl_options, power_of_two, wait_for_predecessor
+from ceiba.kernels.triton.launch import (
+    divide_up,
+    num_multiprocessors,
+    pdl_options,
+    power_of_two,
+    prefetch_to_l2,
+    wait_for_predecessor,
+)
 
+STAGES = 6
+"""Pipeline stages of the loop over slots, two for each buffer of keys and values because slots are fetched first."""
 LOG2E = 1.4426950408889634
 ITEM_FIELDS = 6
 """A shared stretch, int32: first entry in ``members``, number of members, slot-table row, first position, end
@@ -39,7 +48,7 @@ def _attend_slots(
     q,
     acc,
     m,
-    l,
+    total,
     table_ptr,
     k_ptr,
     v_ptr,
@@ -74,10 +83,10 @@ def _attend_slots(
         base = tl.where(m_new == -float("inf"), 0.0, m_new)
         alpha = tl.exp2(m - base)
         p = tl.exp2(s - base[:, None])
-        l = l * alpha + tl.sum(p, axis=1)
+        total = total * alpha + tl.sum(p, axis=1)
         acc = tl.dot(p.to(q.dtype), v, acc * alpha[:, None])
         m = m_new
-    return acc, m, l
+    return acc, m, total
 
 
 @triton.jit
@@ -117,6 +126,7 @@ def _decode(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     STAGES: tl.constexpr,
+    LINES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     segment = tl.program_id(0).to(tl.int64)
@@ -142,18 +152,27 @@ def _decode(
         live = g < G
         d = tl.arange(0, BD)
         dv = tl.arange(0, BDV)
+        first = begin + split * per_split * BN
+        if PDL:
+            # Slots are step metadata, and all keys but the newest are from earlier steps: fetch while the predecessor
+            # (the kernel that writes q and the newest key) still runs. What is fetched here is read again below.
+            at = first + tl.arange(0, BN)
+            table_at = table_ptr + row * table_stride
+            slots = tl.load(table_at + tl.minimum(at, tl.maximum(length - 1, 0))).to(tl.int64)
+            line = tl.arange(0, LINES) * (BD // LINES)
+            prefetch_to_l2(k_ptr + kv_head * D + slots[:, None] * pool_stride + line[None, :])
+            prefetch_to_l2(v_ptr + kv_head * DV + slots[:, None] * (pool_stride // D * DV) + line[None, :])
         wait_for_predecessor(PDL)
         q_mask = live[:, None] & (d < D)[None, :]
         q = tl.load(q_ptr + segment * q_stride + heads[:, None] * D + d[None, :], mask=q_mask, other=0.0)
         acc = tl.zeros((GP, BDV), tl.float32)
         m = tl.full((GP,), -float("inf"), tl.float32)
-        l = tl.zeros((GP,), tl.float32)
-        first = begin + split * per_split * BN
-        acc, m, l = _attend_slots(
+        total = tl.zeros((GP,), tl.float32)
+        acc, m, total = _attend_slots(
             q,
             acc,
             m,
-            l,
+            total,
             table_ptr + row * table_stride,
             k_ptr + kv_head * D,
             v_ptr + kv_head * DV,
@@ -177,38 +196,42 @@ def _decode(
             if SINKS:
                 sink = tl.load(sinks_ptr + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
                 top = tl.maximum(m, sink)
-                l = l * tl.exp2(m - top) + tl.exp2(sink - top)
+                total = total * tl.exp2(m - top) + tl.exp2(sink - top)
                 acc *= tl.exp2(m - top)[:, None]
-            y = acc / tl.where(l > 0.0, l, 1.0)[:, None]
+            y = acc / tl.where(total > 0.0, total, 1.0)[:, None]
             tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=out_mask)
         else:
             # The part's place: [PARTS, batch, heads]; shared parts come first.
             place = ((SHARED_PARTS + split) * batch + segment) * HKV * G + heads
-            safe = tl.where(l > 0.0, l, 1.0)
+            safe = tl.where(total > 0.0, total, 1.0)
             tl.store(part_ptr + place[:, None] * DV + dv[None, :], acc / safe[:, None], mask=out_mask)
-            tl.store(lse_ptr + place, tl.where(l > 0.0, m + tl.log2(safe), -float("inf")), mask=live)
+            tl.store(lse_ptr + place, tl.where(total > 0.0, m + tl.log2(safe), -float("inf")), mask=live)
             tl.debug_barrier()
             done = tl.atomic_add(counter_ptr + segment * HKV + kv_head, 1, sem="acq_rel")
             if done == used - 1:
                 tl.store(counter_ptr + segment * HKV + kv_head, 0)
                 part = tl.arange(0, PARTS)
                 present = (part < shared) | ((part >= SHARED_PARTS) & (part < SHARED_PARTS + used))
+                spot = (part.to(tl.int64) * batch + segment) * HKV * G + kv_head * G
+                lse_at = lse_ptr + spot[:, None] + g[None, :]
+                lse_mask = present[:, None] & live[None, :]
+                lse = tl.load(lse_at, mask=lse_mask, other=-float("inf"), cache_modifier=".cg")
+                top = tl.max(lse, axis=0)
+                if SINKS:
+                    sink = tl.load(sinks_ptr + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
+                    top = tl.maximum(top, sink)
+                top = tl.where(top == -float("inf"), 0.0, top)
+                weight = tl.exp2(lse - top[None, :])
+                all_weight = tl.sum(weight, axis=0)
+                if SINKS:
+                    all_weight += tl.exp2(sink - top)
+                weight /= tl.where(all_weight > 0.0, all_weight, 1.0)[None, :]
                 for h in tl.static_range(0, G):
-                    spot = (part.to(tl.int64) * batch + segment) * HKV * G + kv_head * G + h
-                    lse = tl.load(lse_ptr + spot, mask=present, other=-float("inf"), cache_modifier=".cg")
-                    top = tl.max(lse, axis=0)
-                    if SINKS:
-                        sink = tl.load(sinks_ptr + kv_head * G + h).to(tl.float32) * 1.4426950408889634
-                        top = tl.maximum(top, sink)
-                    top = tl.where(top == -float("inf"), 0.0, top)
-                    weight = tl.exp2(lse - top)
-                    total = tl.sum(weight, axis=0)
-                    if SINKS:
-                        total += tl.exp2(sink - top)
                     o_mask = present[:, None] & (dv < DV)[None, :]
-                    o_at = part_ptr + spot[:, None] * DV + dv[None, :]
+                    o_at = part_ptr + (spot + h)[:, None] * DV + dv[None, :]
                     o = tl.load(o_at, mask=o_mask, other=0.0, cache_modifier=".cg")
-                    y = tl.sum(o * weight[:, None], axis=0) / tl.where(total > 0.0, total, 1.0)
+                    mine = tl.sum(tl.where(g[None, :] == h, weight, 0.0), axis=1)
+                    y = tl.sum(o * mine[:, None], axis=0)
                     y_at = out_ptr + (segment * HKV * G + kv_head * G + h) * DV + dv
                     tl.store(y_at, y.to(out_ptr.dtype.element_ty), mask=dv < DV)
     else:
@@ -265,12 +288,12 @@ def _shared(
         q = tl.load(q_at, mask=live[:, None] & (d < D)[None, :], other=0.0)
         acc = tl.zeros((BM, BDV), tl.float32)
         m = tl.full((BM,), -float("inf"), tl.float32)
-        l = tl.zeros((BM,), tl.float32)
-        acc, m, l = _attend_slots(
+        total = tl.zeros((BM,), tl.float32)
+        acc, m, total = _attend_slots(
             q,
             acc,
             m,
-            l,
+            total,
             table_ptr + row * table_stride,
             k_ptr + kv_head * D,
             v_ptr + kv_head * DV,
@@ -289,10 +312,10 @@ def _shared(
             STAGES,
         )
         place = (part * batch + segment) * HKV * G + heads
-        safe = tl.where(l > 0.0, l, 1.0)
+        safe = tl.where(total > 0.0, total, 1.0)
         o_mask = live[:, None] & (dv < DV)[None, :]
         tl.store(part_ptr + place[:, None] * DV + dv[None, :], acc / safe[:, None], mask=o_mask)
-        tl.store(lse_ptr + place, tl.where(l > 0.0, m + tl.log2(safe), -float("inf")), mask=live)
+        tl.store(lse_ptr + place, tl.where(total > 0.0, m + tl.log2(safe), -float("inf")), mask=live)
 
 
 @dataclass(slots=True)
@@ -377,7 +400,7 @@ def shared_parts(
         BM=SHARED_ROWS,
         BN=64,
         SOFTCAP=softcap > 0.0,
-        STAGES=4 if dim <= 128 else 2,
+        STAGES=STAGES if dim <= 128 else 3,
         num_warps=4,
         **options,
     )
@@ -458,13 +481,14 @@ def decode(
         BDV=power_of_two(v_dim),
         BN=64,
         SPLITS=splits,
-        LEAST=1 if splits >= 16 else 4 if splits >= 8 else 16,
+        LEAST=2 if splits >= 16 else 4 if splits >= 8 else 16,
+        LINES=max(1, power_of_two(dim) * k_pool.element_size() // 128),
         SHARED_PARTS=max_shared_parts,
         PARTS=power_of_two(parts),
         WINDOW=window,
         SOFTCAP=softcap > 0.0,
         SINKS=sinks is not None,
-        STAGES=4 if dim <= 128 else 2,
+        STAGES=STAGES if dim <= 128 else 3,
         num_warps=4,
         **pdl_options(q.device),
     )

@@ -13,34 +13,62 @@ import triton.language as tl
 
 from ceiba.kernels.triton.activation import silu
 from ceiba.kernels.triton.launch import divide_up, pdl_options, power_of_two, wait_for_predecessor
+from ceiba.kernels.triton.skinny import GemvShape
 
 GEMV_TOKENS = 4
 """Tokens up to which ``moe_small`` is used."""
+
+SMALL_TILES = (GemvShape(4, 1024, 4), GemvShape(4, 1024, 4))
+"""Tiles of ``moe_small``: gate-up and down (whose columns are all of an expert's), measured on an H200."""
 
 ONE_BLOCK_PAIRS = 4096
 """Pairs up to which one block orders them."""
 
 
 @triton.jit
-def _route_row(logits, e, E: tl.constexpr, TOP_K: tl.constexpr, KP: tl.constexpr, RENORMALIZE: tl.constexpr):
-    """The TOP_K largest of logits [EP] (lowest index among equals) and their softmax weights, both [KP]."""
+def _route_row(
+    logits,
+    e,
+    ids_ptr,
+    weights_ptr,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    TOP_K: tl.constexpr,
+    KP: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+):
+    """Write the TOP_K largest of logits [EP] (lowest index among equals) and their softmax weights, largest first.
+    Indices are in range whatever the logits are; weights of a row that is not finite are NaN.
+    """
     top = tl.max(logits, axis=0)
     total = tl.sum(tl.exp(logits - top), axis=0)
-    j = tl.arange(0, KP)
-    ids = tl.zeros((KP,), tl.int32)
-    weights = tl.zeros((KP,), tl.float32)
-    left = logits
-    for i in tl.static_range(TOP_K):
-        best = tl.max(left, axis=0)
-        index = tl.min(tl.where(left == best, e, E - 1), axis=0)
-        ids = tl.where(j == i, index, ids)
-        weights = tl.where(j == i, tl.exp(best - top), weights)
-        left = tl.where(e == index, -float("inf"), left)
-    if RENORMALIZE:
-        weights /= tl.sum(weights, axis=0)
+    comparable = tl.where(logits == logits, logits, -float("inf"))
+    if EP <= 256:
+        # An expert's place is the number of experts ahead of it.
+        ahead = comparable[None, :] > comparable[:, None]
+        ahead = ahead | ((comparable[None, :] == comparable[:, None]) & (e[None, :] < e[:, None]))
+        place = tl.sum(ahead.to(tl.int32), axis=1)
+        weights = tl.exp(logits - top)
+        chosen = place < TOP_K
+        if RENORMALIZE:
+            total = tl.sum(tl.where(chosen, weights, 0.0), axis=0)
+        tl.store(ids_ptr + place, tl.minimum(e, E - 1), mask=chosen)
+        tl.store(weights_ptr + place, weights / total, mask=chosen)
     else:
-        weights /= total
-    return ids, weights
+        j = tl.arange(0, KP)
+        ids = tl.zeros((KP,), tl.int32)
+        weights = tl.zeros((KP,), tl.float32)
+        left = comparable
+        for i in tl.static_range(TOP_K):
+            best = tl.max(left, axis=0)
+            index = tl.min(tl.where(left == best, e, EP), axis=0)
+            ids = tl.where(j == i, tl.minimum(index, E - 1), ids)
+            weights = tl.where(j == i, tl.exp(best - top), weights)
+            left = tl.where(e == index, -float("inf"), left)
+        if RENORMALIZE:
+            total = tl.sum(weights, axis=0)
+        tl.store(ids_ptr + j, ids, mask=j < TOP_K)
+        tl.store(weights_ptr + j, weights / total, mask=j < TOP_K)
 
 
 @triton.jit
@@ -58,12 +86,9 @@ def _route(
 ):
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, EP)
-    j = tl.arange(0, KP)
     wait_for_predecessor(PDL)
     logits = tl.load(logits_ptr + row * stride + e, mask=e < E, other=-float("inf")).to(tl.float32)
-    ids, weights = _route_row(logits, e, E, TOP_K, KP, RENORMALIZE)
-    tl.store(ids_ptr + row * TOP_K + j, ids, mask=j < TOP_K)
-    tl.store(weights_ptr + row * TOP_K + j, weights, mask=j < TOP_K)
+    _route_row(logits, e, ids_ptr + row * TOP_K, weights_ptr + row * TOP_K, E, EP, TOP_K, KP, RENORMALIZE)
 
 
 def route(logits: torch.Tensor, top_k: int, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,7 +110,7 @@ def route(logits: torch.Tensor, top_k: int, renormalize: bool = True) -> tuple[t
             TOP_K=top_k,
             KP=power_of_two(top_k),
             RENORMALIZE=renormalize,
-            num_warps=1,
+            num_warps=4,
             **pdl_options(logits.device),
         )
     return ids, weights
@@ -132,11 +157,8 @@ def _norm_route(
     if done == tl.num_programs(0) - 1:
         tl.store(counter_ptr + row, 0)
         e = tl.arange(0, EP)
-        j = tl.arange(0, KP)
         logits = tl.load(logits_ptr + row * E + e, mask=e < E, other=-float("inf"), cache_modifier=".cg")
-        ids, weights = _route_row(logits, e, E, TOP_K, KP, RENORMALIZE)
-        tl.store(ids_ptr + row * TOP_K + j, ids, mask=j < TOP_K)
-        tl.store(weights_ptr + row * TOP_K + j, weights, mask=j < TOP_K)
+        _route_row(logits, e, ids_ptr + row * TOP_K, weights_ptr + row * TOP_K, E, EP, TOP_K, KP, RENORMALIZE)
 
 
 def norm_route(
@@ -246,6 +268,7 @@ def moe_small(
     ids: torch.Tensor,
     weights: torch.Tensor,
     residual: torch.Tensor | None = None,
+    tiles: tuple[GemvShape, GemvShape] | None = None,
 ) -> torch.Tensor:
     """The experts' output for a few tokens: Σ weightᵢ · downᵢ(silu(gateᵢ x) · upᵢ x), plus ``residual`` if given.
 
@@ -258,12 +281,21 @@ def moe_small(
     hidden = torch.empty(tokens * top_k, inner, dtype=x.dtype, device=x.device)
     out = torch.empty_like(x)
     options = pdl_options(x.device)
-    rows, columns = 4, min(1024, power_of_two(dim))
-    _expert_gate_up[(divide_up(inner, rows), tokens * top_k)](
-        x, gate_up, ids, hidden, inner, K=dim, TOP_K=top_k, BN=rows, BK=columns, num_warps=4, **options
+    first, second = tiles or SMALL_TILES
+    _expert_gate_up[(divide_up(inner, first.rows), tokens * top_k)](
+        x,
+        gate_up,
+        ids,
+        hidden,
+        inner,
+        K=dim,
+        TOP_K=top_k,
+        BN=first.rows,
+        BK=min(first.columns, power_of_two(dim)),
+        num_warps=first.warps,
+        **options,
     )
-    rows = 4
-    _expert_down[(divide_up(dim, rows), tokens)](
+    _expert_down[(divide_up(dim, second.rows), tokens)](
         hidden,
         down,
         ids,
@@ -273,10 +305,10 @@ def moe_small(
         dim,
         F=inner,
         TOP_K=top_k,
-        BN=rows,
+        BN=second.rows,
         BF=power_of_two(inner),
         RESIDUAL=residual is not None,
-        num_warps=4,
+        num_warps=second.warps,
         **options,
     )
     return out
