@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ceiba.core.sampling import LogprobSpec
-from ceiba.core.step import FUTURE, Int32, PromptLogprobs, RowOpen, RunnerInfo, StepOutput, StepPlan, TokenMasks
+from ceiba.core.step import (
+    FUTURE,
+    Int32,
+    PromptLogprobs,
+    RowOpen,
+    RunnerInfo,
+    StepHandle,
+    StepOutput,
+    StepPlan,
+    TokenMasks,
+)
 
 MULTIPLIER = 6364136223846793005
 """Knuth's multiplier (MMIX): position p weighs its token with the p-th power, modulo 2**64."""
@@ -154,7 +164,8 @@ class FakeRunner:
         self._counters["tokens"] += plan.num_tokens
         return FakeHandle(plan, logprobs, self._occupy(plan))
 
-    def sample(self, handle: FakeHandle, masks: TokenMasks | None) -> FakeResult:
+    def sample(self, handle: StepHandle, masks: TokenMasks | None) -> FakeResult:
+        assert isinstance(handle, FakeHandle)
         plan = handle.plan
         rows = plan.rows[plan.samples]
         state = self._kv[self._table[rows, self._length[rows] - 1]]
