@@ -119,6 +119,10 @@ def compute_dtype(work: _Work) -> Dtype:
         if asked == "bfloat16" and device.kind == "cuda" and device.capability < (8, 0):
             refuse("--dtype", f"--dtype bfloat16: {device.name or 'this GPU'} has none. Instead: float16 or float32.")
         return cast(Dtype, asked)
+    if work.compiled:
+        # The kernels keep weights as they are stored; this halves the KV cache and lets quantized weights meet int8
+        # activations. float32 makes every product exact instead.
+        return "bfloat16"
     if work.on_cpu:
         native = bool({"bf16", "amx"} & set(device.isa))
         if model.quantized is None and model.dtype == "bfloat16" and native:

@@ -162,10 +162,12 @@ def test_gpu_memory_utilization_says_how_the_meanings_differ() -> None:
 @pytest.mark.parametrize(
     ("model_dtype", "quantized", "device", "expected"),
     [
-        ("bfloat16", None, cpu(), "float32"),
-        ("bfloat16", None, cpu(isa=("avx2", "avx512", "bf16", "amx")), "bfloat16"),
-        ("float16", None, cpu(isa=("bf16",)), "float32"),
-        ("bfloat16", "gguf", cpu(isa=("bf16",)), "float32"),
+        ("bfloat16", None, cpu(), "bfloat16"),
+        ("bfloat16", "gguf", cpu(), "bfloat16"),
+        ("bfloat16", None, cpu(packages=()), "float32"),
+        ("bfloat16", None, cpu(packages=(), isa=("avx2", "avx512", "bf16", "amx")), "bfloat16"),
+        ("float16", None, cpu(packages=(), isa=("bf16",)), "float32"),
+        ("bfloat16", "gguf", cpu(packages=(), isa=("bf16",)), "float32"),
         ("bfloat16", None, gpu(79.6), "bfloat16"),
         ("float16", None, gpu(79.6), "float16"),
         ("bfloat16", None, gpu(14.7, (7, 5)), "float16"),

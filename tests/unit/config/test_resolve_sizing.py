@@ -111,9 +111,9 @@ def test_smollm2_on_a_small_machine() -> None:
     found = config(SMOLLM2, cpu(free_gib=4))
     assert found.runner.device == "cpu"
     assert found.runner.attention_backend == "cpu"
-    assert found.model.dtype == "float32"
+    assert found.model.dtype == "bfloat16"
     assert found.model.quantization == "gguf"
-    per_token = 2 * 30 * 3 * 64 * 4
+    per_token = 2 * 30 * 3 * 64 * 2
     assert found.scheduler.max_total_tokens == (2 * GiB - 98_000_000) // per_token
     assert found.runner.mem_fraction_static == 0.5
     assert found.scheduler.max_prefill_tokens == 16384
@@ -126,8 +126,8 @@ def test_the_pool_of_a_big_host_is_no_larger_than_requests_can_use() -> None:
 
 
 def test_weights_are_unpacked_without_the_compiled_kernels() -> None:
-    packed = config(SMOLLM2, cpu(free_gib=4)).scheduler.max_total_tokens
-    plain = config(SMOLLM2, cpu(free_gib=4), disable_cpu_kernels=True)
+    packed = config(SMOLLM2, cpu(free_gib=4), dtype="float32").scheduler.max_total_tokens
+    plain = config(SMOLLM2, cpu(free_gib=4), dtype="float32", disable_cpu_kernels=True)
     assert not plain.runner.cpu_kernels
     difference = (134_515_008 * 4 - 98_000_000) / (2 * 30 * 3 * 64 * 4)
     assert packed - plain.scheduler.max_total_tokens == pytest.approx(difference, abs=1)
