@@ -77,7 +77,7 @@ class _Work:
     @property
     def compiled(self) -> bool:
         """Whether the compiled CPU kernels are there and wanted."""
-        return CPU_KERNELS in self.device.packages and not self.flags.get("disable_cpu_kernels")
+        return self.on_cpu and CPU_KERNELS in self.device.packages and not self.flags.get("disable_cpu_kernels")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ def gpu(gib: float, capability: tuple[int, int] = (9, 0), free: float | None = N
     )  # fmt: skip
 
 
-def cpu(free_gib: float = 16, cores: int = 2, isa: tuple[str, ...] = ("avx2",)) -> DeviceFacts:
+def cpu(free_gib: float = 16, cores: int = 2, isa: tuple[str, ...] = ("avx2",), compiled: bool = True) -> DeviceFacts:
     return DeviceFacts(
         kind="cpu", host_memory_bytes=32 * GiB, host_free_bytes=int(free_gib * GiB), cores=cores, isa=isa,
-        packages=(CPU_KERNELS,),
+        packages=(CPU_KERNELS,) if compiled else (),
     )  # fmt: skip
