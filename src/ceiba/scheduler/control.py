@@ -57,6 +57,7 @@ class Controls:
         info = scheduler.runner.info
         return {
             **scheduler.stats(),
+            "tokens_locked": float(scheduler.leases.cache.locked),
             "runner": scheduler.runner.stats(),
             "max_total_num_tokens": scheduler.leases.allocator.total,
             "max_running_requests": len(scheduler.rows.requests),
@@ -75,8 +76,8 @@ class Controls:
             "running": scheduler.rows.num_used,
             "waiting": len(scheduler.queue),
             "waiting_tokens": waiting_tokens,
-            "tokens_used": scheduler.steps.tokens_used,
-            "token_usage": scheduler.steps.usage,
+            "tokens_used": scheduler.gauges.tokens_used,
+            "token_usage": scheduler.gauges.usage,
         }
 
     def _idle_check(self) -> dict[str, object]:

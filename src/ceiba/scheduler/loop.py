@@ -22,7 +22,7 @@ from ceiba.cache.none import NoCache
 from ceiba.cache.radix import RadixCache
 from ceiba.config.records import SchedulerConfig
 from ceiba.core.errors import CeibaError
-from ceiba.core.messages import Abort, Control, DetokOpen, Finish, Generate, Heartbeat, bytes_to_ids
+from ceiba.core.messages import Abort, Control, DetokOpen, Finish, Generate, Heartbeat, ToScheduler, bytes_to_ids
 from ceiba.core.ports import SchedulerPort
 from ceiba.core.step import Runner, StepPlan, TokenMasks
 from ceiba.scheduler.admission import Admission
@@ -37,7 +37,7 @@ from ceiba.scheduler.report import StepLog
 from ceiba.scheduler.request import Request, State
 from ceiba.scheduler.results import Flight, Results
 from ceiba.scheduler.rows import RowTable
-from ceiba.scheduler.stats import Counters
+from ceiba.scheduler.stats import Counters, Gauges
 from ceiba.scheduler.waiting import WaitingQueue
 
 log = logging.getLogger("ceiba.scheduler")
@@ -86,8 +86,17 @@ class Scheduler:
         self.planner = Planner(config, self.admission)
         self.outbox = Outbox(self.rows, config.stream_interval)
         self.results = Results(self.admission, self.outbox, info.eos_ids)
+        self.gauges = Gauges(
+            self.counters, self.rows, self.queue, self.leases, self.admission.ratio, runner, self._throughput
+        )
         self.steps = StepLog(
-            config.decode_log_interval, self.rows, self.leases, self.queue, self.counters, runner, clock
+            config.decode_log_interval,
+            self.rows,
+            self.queue,
+            self.counters,
+            lambda: (self.gauges.tokens_used, self.gauges.usage),
+            runner,
+            clock,
         )
         self.controls = Controls(self)
         self.stopped = False
@@ -97,6 +106,7 @@ class Scheduler:
         self._last_beat = -INTERVAL
         self._own_beats = True
         self._stalled = 0
+        self._device_free_at = 0.0
 
     @property
     def idle(self) -> bool:
@@ -116,7 +126,7 @@ class Scheduler:
 
     def step(self, wait: float = IDLE_WAIT) -> bool:
         """One round. Waits up to ``wait`` seconds for a message if idle; returns whether a step was launched."""
-        for message in self.port.receive(wait if self.idle else STALL_WAIT if self._stalled > STALL_ROUNDS else 0.0):
+        for message in self._receive(wait):
             self._handle(message)
         now = self.clock()
         self._expire(now)
@@ -136,23 +146,7 @@ class Scheduler:
 
     def stats(self) -> dict[str, float]:
         """Gauges and totals for metrics and /server_info."""
-        leases = self.leases
-        return {
-            **self.counters.as_dict(),
-            "running": float(self.rows.num_used),
-            "waiting": float(len(self.queue)),
-            "token_usage": self.steps.usage,
-            "tokens_used": float(self.steps.tokens_used),
-            "tokens_total": float(leases.allocator.total),
-            "tokens_free": float(leases.allocator.free),
-            "tokens_evictable": float(leases.cache.evictable),
-            "tokens_locked": float(leases.cache.locked),
-            "tokens_in_flight": float(leases.in_flight),
-            "evicted_tokens": float(leases.evicted_tokens),
-            "cache_hit_rate": self.counters.cached_tokens / max(1, self.counters.prompt_tokens),
-            "gen_throughput": self.steps.throughput,
-            "new_token_ratio": self.admission.ratio.value,
-        }
+        return self.gauges.read()
 
     def abort(self, rids: list[str], *, reason: str, message: str) -> None:
         """End these requests in whatever state they are. With reason ``stop`` the detokenizer has reported the end."""
@@ -170,6 +164,14 @@ class Scheduler:
         self.abort(list(self._requests), reason="abort", message=message)
 
     # ── the stages ───────────────────────────────────────────────────────────
+
+    def _receive(self, wait: float) -> list[ToScheduler]:
+        if not self.idle:
+            return self.port.receive(STALL_WAIT if self._stalled > STALL_ROUNDS else 0.0)
+        before = self.clock()
+        messages = self.port.receive(wait)
+        self.counters.idle_seconds += self.clock() - before
+        return messages
 
     def _handle(self, message: Generate | Abort | Control) -> None:
         if isinstance(message, Generate):
@@ -223,6 +225,7 @@ class Scheduler:
         flight = Flight(plan, self.rows.epoch[plan.rows])
         self.steps.planned(plan)
         self.outbox.flush(self.port)  # a device without a queue of its own computes inside forward
+        flight.launched_at = self.clock()
         handle = self.runner.forward(plan)
         self._apply(0)
         flight.result = self.runner.sample(handle, self._masks(flight))
@@ -234,7 +237,11 @@ class Scheduler:
         while len(self._flights) > depth:
             flight = self._flights.popleft()
             assert flight.result is not None
-            for request, finish in self.results.apply(flight, flight.result.wait()):
+            output = flight.result.wait()
+            now = self.clock()
+            self.counters.forward_seconds += now - max(flight.launched_at, self._device_free_at)
+            self._device_free_at = now
+            for request, finish in self.results.apply(flight, output):
                 self._end(request, finish)
 
     def _masks(self, flight: Flight) -> TokenMasks | None:
@@ -282,6 +289,9 @@ class Scheduler:
         if self._own_beats and self._last_round - self._last_beat >= INTERVAL:
             self._last_beat = self._last_round
             self.port.to_front(self.heartbeat())
+
+    def _throughput(self) -> float:
+        return self.steps.throughput
 
     @staticmethod
     def _result_ready(flight: Flight) -> bool:

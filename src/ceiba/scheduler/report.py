@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ceiba.cache.lease import LeaseTable
 from ceiba.core.step import Runner, StepPlan
 from ceiba.scheduler.rows import RowTable
 from ceiba.scheduler.stats import Counters
@@ -15,35 +14,28 @@ log = logging.getLogger("ceiba.scheduler")
 
 
 class StepLog:
-    """One line per prefill step, one per ``interval`` decode steps."""
+    """One line per prefill step, one per ``interval`` decode steps. ``usage``: KV slots held, and their share."""
 
     def __init__(
         self,
         interval: int,
         rows: RowTable,
-        leases: LeaseTable,
         queue: WaitingQueue,
         counters: Counters,
+        usage: Callable[[], tuple[int, float]],
         runner: Runner,
         clock: Callable[[], float],
     ) -> None:
         self._interval = max(1, interval)
-        self._rows, self._leases, self._queue, self._counters = rows, leases, queue, counters
+        self._rows, self._queue, self._counters = rows, queue, counters
+        self._usage = usage
+        self._graphs = 0.0
         self._runner = runner
         self._clock = clock
         self._since = clock()
         self._tokens = 0
         self.throughput = 0.0
         """Output tokens per second between the last two decode lines."""
-
-    @property
-    def tokens_used(self) -> int:
-        """KV slots that requests hold; cached tokens that nobody holds are free for use."""
-        return self._leases.cache.locked + self._leases.in_flight
-
-    @property
-    def usage(self) -> float:
-        return self.tokens_used / self._leases.allocator.total
 
     def planned(self, plan: StepPlan) -> None:
         """Count a step and log it if it is due."""
@@ -72,7 +64,7 @@ class StepLog:
         log.info(
             "Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, #running-req: %d, "
             "#queue-req: %d",
-            len(plan.opened), tokens, sum(len(row.prefix_slots) for row in plan.opened), self.usage,
+            len(plan.opened), tokens, sum(len(row.prefix_slots) for row in plan.opened), self._usage()[1],
             self._rows.num_used, len(self._queue),
         )  # fmt: skip
 
@@ -80,9 +72,12 @@ class StepLog:
         now, made = self._clock(), self._counters.generation_tokens
         self.throughput = (made - self._tokens) / max(now - self._since, 1e-9)
         self._since, self._tokens = now, made
-        graph = bool(self._runner.stats().get("cuda_graph", 0.0)) if log.isEnabledFor(logging.INFO) else False
+        if not log.isEnabledFor(logging.INFO):
+            return
+        tokens, usage = self._usage()
+        before, self._graphs = self._graphs, self._runner.stats().get("graph_hits", 0.0)
         log.info(
             "Decode batch. #running-req: %d, #token: %d, token usage: %.2f, cuda graph: %s, "
             "gen throughput (token/s): %.2f, #queue-req: %d",
-            self._rows.num_used, self.tokens_used, self.usage, graph, self.throughput, len(self._queue),
+            self._rows.num_used, tokens, usage, self._graphs > before, self.throughput, len(self._queue),
         )  # fmt: skip

@@ -26,6 +26,7 @@ class Flight:
     epochs: np.ndarray
     """int64 [B]: each segment's row epoch when the step was planned."""
     result: StepResult | None = None
+    launched_at: float = 0.0
 
 
 Ended = list[tuple[Request, Finish]]

@@ -72,11 +72,11 @@ class Retractor:
         """Take ``request`` out of the batch; the caller puts it back into the queue."""
         admission = self._admission
         row = request.row
+        admission.counters.retracted(request, int(admission.rows.known[row]) - request.prompt_len)
         admission.leases.close(row, admission.rows.key(row), request.priority)
         admission.rows.close(row, State.QUEUED)
         admission.forget(request)
         request.retractions += 1
-        admission.counters.retractions += 1
 
     def _enough(self, *, after: bool) -> bool:
         rows, leases = self._admission.rows, self._admission.leases

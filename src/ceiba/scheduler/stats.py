@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from ceiba.cache.lease import LeaseTable
+from ceiba.core.step import Runner
+from ceiba.scheduler.budget import NewTokenRatio
 from ceiba.scheduler.request import Request
+from ceiba.scheduler.rows import RowTable
+from ceiba.scheduler.waiting import WaitingQueue
 
 
 @dataclass(slots=True)
@@ -32,6 +39,12 @@ class Counters:
     requests_failed: int = 0
     requests_rejected: int = 0
     retractions: int = 0
+    retracted_input_tokens: int = 0
+    retracted_output_tokens: int = 0
+    forward_seconds: float = 0.0
+    """Time in which at least one step was on the device."""
+    idle_seconds: float = 0.0
+    """Time spent waiting for a first message."""
     queue_seconds: float = 0.0
     """Sum over admitted requests of the time from arrival to admission."""
 
@@ -42,5 +55,68 @@ class Counters:
         if request.admitted_at is not None:
             self.queue_seconds += max(0.0, request.admitted_at - request.arrival)
 
+    def retracted(self, request: Request, produced: int) -> None:
+        self.retractions += 1
+        self.retracted_input_tokens += request.prompt_len
+        self.retracted_output_tokens += produced
+
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
+
+
+class Gauges:
+    """Reads the state of all parts into one flat dictionary; writes nothing, caches included, so any thread may ask."""
+
+    def __init__(
+        self,
+        counters: Counters,
+        rows: RowTable,
+        queue: WaitingQueue,
+        leases: LeaseTable,
+        ratio: NewTokenRatio,
+        runner: Runner,
+        throughput: Callable[[], float],
+    ) -> None:
+        self._counters, self._rows, self._queue, self._leases = counters, rows, queue, leases
+        self._ratio, self._runner, self._throughput = ratio, runner, throughput
+
+    @property
+    def tokens_used(self) -> int:
+        """KV slots that requests hold; cached tokens that nobody holds are free for use."""
+        return self._leases.cache.locked + self._leases.in_flight
+
+    @property
+    def usage(self) -> float:
+        return self.tokens_used / self._leases.allocator.total
+
+    def read(self) -> dict[str, float]:
+        counters, leases, rows = self._counters, self._leases, self._rows
+        graphs = self._runner.stats().get("graph_hits", 0.0)
+        values = {
+            "running": rows.num_used,
+            "waiting": len(self._queue),
+            "num_retracted_reqs": self._queue.num_retracted,
+            "token_usage": self.usage,
+            "tokens_used": self.tokens_used,
+            "kv_used_tokens": self.tokens_used,
+            "tokens_total": leases.allocator.total,
+            "tokens_free": leases.allocator.free,
+            "tokens_evictable": leases.cache.evictable,
+            "tokens_in_flight": leases.in_flight,
+            "evicted_tokens": leases.evicted_tokens,
+            "decode_sum_seq_lens": int(leases.launched.sum()),
+            "utilization": rows.num_used / len(rows.requests),
+            "cache_hit_rate": counters.cached_tokens / max(1, counters.prompt_tokens),
+            "gen_throughput": self._throughput(),
+            "new_token_ratio": self._ratio.value,
+            "page_size": leases.page_size,
+            "num_pages": leases.allocator.num_pages,
+            "context_len": self._runner.info.context_len,
+            "realtime_tokens_total": counters.prefill_tokens + counters.decode_tokens,
+            "num_retracted_input_tokens_total": counters.retracted_input_tokens,
+            "num_retracted_output_tokens_total": counters.retracted_output_tokens,
+            "cuda_graph_passes_total": graphs,
+            "scheduler_idle_seconds_total": counters.idle_seconds,
+            "scheduler_process_cpu_seconds_total": time.process_time(),
+        }
+        return {**counters.as_dict(), **{name: float(value) for name, value in values.items()}}

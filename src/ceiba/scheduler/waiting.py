@@ -18,6 +18,8 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._deadlines: list[tuple[float, str, Request]] = []
+        self.num_retracted = 0
+        """How many of them have run before."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -38,9 +40,11 @@ class WaitingQueue:
         for request in sorted(requests, key=lambda request: request.arrival, reverse=True):
             self._requests[request.rid] = request
             self._requests.move_to_end(request.rid, last=False)
+            self.num_retracted += 1
 
     def remove(self, request: Request) -> None:
         del self._requests[request.rid]
+        self.num_retracted -= request.retractions > 0
 
     def expired(self, now: float) -> list[Request]:
         """Requests whose deadline has passed before they were first admitted; they stay in the queue."""
@@ -50,6 +54,3 @@ class WaitingQueue:
             if request in self and request.admitted_at is None:
                 late.append(request)
         return late
-
-    def next_deadline(self) -> float | None:
-        return self._deadlines[0][0] if self._deadlines else None
