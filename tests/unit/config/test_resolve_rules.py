@@ -184,7 +184,6 @@ def test_dtype_auto(model_dtype: str, quantized: str | None, device: DeviceFacts
 def test_kv_cache_dtype_is_final() -> None:
     line = {"--dtype": "float32"}
     small, large = build({**line, "--kv-cache-dtype": "bfloat16"}, device=cpu(4)), build(line, device=cpu(4))
-    small, large = build({"--kv-cache-dtype": "bfloat16"}, device=cpu(4)), build({}, device=cpu(4))
     assert small.scheduler.max_total_tokens == pytest.approx(2 * large.scheduler.max_total_tokens, abs=1)
 
 
