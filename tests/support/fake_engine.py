@@ -7,6 +7,7 @@ length limits, log-probabilities, queue limits and aborts behave as the contract
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
@@ -116,6 +117,7 @@ class _Job:
     sent: int = 0
     tokens: list[int] = field(default_factory=list)
     said: str = ""
+    held: str = ""
     reported: bool = False
 
 
@@ -195,10 +197,8 @@ class FakeEngine:
                 self._step()
             if self.idle or self.frozen:
                 self._woken.clear()
-                try:
+                with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), 0.05)
-                except TimeoutError:
-                    pass
             else:
                 await asyncio.sleep(self.step_seconds)
 
@@ -263,10 +263,15 @@ class FakeEngine:
         prompts: dict[int, TopLogprobs] = {}
         for rid, job in list(self._running.items()):
             said, ids, finish = "", [], None
-            while finish is None and (len(ids) < self.burst or not job.message.stream):
+            while finish is None and len(ids) < self.burst:
                 text, token, finish = self._next(job)
                 said += text
                 ids.append(token)
+            if not job.message.stream:
+                job.held += said
+                if finish is None:
+                    continue
+                said, ids = job.held, list(job.tokens)
             i = len(rids)
             rids.append(rid)
             texts.append(said)
@@ -288,6 +293,8 @@ class FakeEngine:
             if spec.prompt_start >= 0 and not job.reported:
                 prompts[i] = _logprobs(job.prompt[spec.prompt_start :], spec, spec.prompt_start == 0)
             job.reported = True
+        if not rids:
+            return
         self._outbox.put_nowait(
             TextBatch(
                 rids=rids,
@@ -317,7 +324,11 @@ class FakeEngine:
         for stop in sampling.stop:
             if job.said.endswith(stop):
                 # Text before the stop may have gone out one character at a time; fakes hold nothing back.
-                return (char if sampling.no_stop_trim or len(stop) > 1 else ""), token, Finish(kind="stop", matched=stop)
+                return (
+                    (char if sampling.no_stop_trim or len(stop) > 1 else ""),
+                    token,
+                    Finish(kind="stop", matched=stop),
+                )
         if token in sampling.stop_token_ids:
             return "", token, Finish(kind="stop", matched=token)
         if len(job.tokens) >= sampling.max_new_tokens:

@@ -30,8 +30,12 @@ from ceiba.server.sse import Answer
 Handler = Callable[..., Awaitable[Response]]
 
 
-def create_app(front: Front, config: Config) -> FastAPI:
-    """The application for ``uvicorn.run``. Its lifespan starts and closes ``front``; only one event loop may run it."""
+def create_app(front: Front, config: Config | None = None) -> FastAPI:
+    """The application for ``uvicorn``, with ``front``'s own configuration unless another is given.
+
+    Its lifespan starts and closes ``front``; with ``lifespan="off"`` that is the caller's part.
+    """
+    config = config or front.config
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -76,7 +80,7 @@ def create_app(front: Front, config: Config) -> FastAPI:
 
 
 class Routes:
-    """Adds routes with their access level and documentation; a route cannot be added without both."""
+    """Adds routes with their access level and documentation; a working route cannot be added without both."""
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
@@ -94,6 +98,11 @@ class Routes:
             summary=operation.summary,
             operation_id="_".join([*methods, path.strip("/").replace("/", "_") or "root"]).lower(),
         )
+
+    def add_refusal(self, path: str, methods: tuple[str, ...], level: Access, handler: Handler) -> None:
+        """A known route that does not work here; it is closed like the others, and no part of the document."""
+        self.table.declare(path, level)
+        self._app.add_route(path, handler, methods=list(methods), include_in_schema=False)
 
 
 def _json(value: object, status: int = 200) -> Response:
@@ -237,7 +246,7 @@ def _admin(routes: Routes, front: Front) -> None:
 
 def _unavailable(routes: Routes) -> None:
     for path, methods, level, reason in unavailable.ROUTES:
-        routes.add(path, methods, level, Operation(f"Refused: {reason}", None, None), _bound(reason))
+        routes.add_refusal(path, methods, level, _bound(reason))
 
 
 def _bound(reason: str) -> Handler:

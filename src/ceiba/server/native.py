@@ -53,7 +53,7 @@ def engine_request(body: GenerateRequest, front: Front, headers: Headers) -> tup
     fields = _spread(body.sampling_params, count, "sampling_params", SamplingFields())
     rids: list[str | None] = [None] * count
     if isinstance(body.rid, list):
-        rids = list(_spread(body.rid, count, "rid", ""))
+        rids = [*_spread(body.rid, count, "rid", "")]
     logprobs = _logprobs(body, count)
     inputs = []
     for i, prompt in enumerate(prompts):
