@@ -29,12 +29,12 @@ def normalise(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values()):
         scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
         for key in ("rope_theta", "partial_rotary_factor"):
-            if key in rope:
-                config.setdefault(key, rope[key])
+            if key in rope and config.get(key) is None:
+                config[key] = rope[key]
         if scaling.get("rope_type", "default") != "default" and not config.get("rope_scaling"):
             config["rope_scaling"] = scaling
-    if "dtype" in config:
-        config.setdefault("torch_dtype", config["dtype"])
+    if config.get("torch_dtype") is None and "dtype" in config:
+        config["torch_dtype"] = config["dtype"]
     if isinstance(config.get("text_config"), dict):
         config["text_config"] = normalise(config["text_config"])
     return config
@@ -113,14 +113,14 @@ def is_generation(architecture: str) -> bool:
     return not (architecture.startswith(_ENCODERS) or architecture in ("Qwen3Model", "Qwen2Model", "LlamaModel"))
 
 
-def config_dtype(config: dict[str, Any]) -> str:
-    """What ``--dtype auto`` means: the config's own dtype where we compute in it, else bfloat16."""
+def config_dtype(config: dict[str, Any], stored: str = "bfloat16") -> str:
+    """What ``--dtype auto`` means: the config's own dtype where we compute in it, else ``stored``."""
     text = config.get("text_config")
     for source in (config, text if isinstance(text, dict) else {}):
         name = source.get("torch_dtype")
         if isinstance(name, str) and name.removeprefix("torch.") in _DTYPES:
             return name.removeprefix("torch.")
-    return "bfloat16"
+    return stored
 
 
 def _estimate(

@@ -37,6 +37,7 @@ DTYPE_BITS: Final = {
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
     "C64": 64,
 }  # fmt: skip
+_COMPUTE: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class _Stored:
@@ -129,16 +130,16 @@ class SafetensorsCheckpoint:
 
     def facts(self) -> ModelFacts:
         entries = self._stored.values()
-        count = 0
-        for entry in entries:
-            count += (entry.end - entry.begin) * 8 // DTYPE_BITS[entry.kind]
+        count = sum((entry.end - entry.begin) * 8 // DTYPE_BITS[entry.kind] for entry in entries)
+        largest = max(entries, key=lambda entry: entry.end - entry.begin, default=None)
+        stored = _COMPUTE.get(largest.kind, "bfloat16") if largest else "bfloat16"
         return facts_from_config(
             self.path,
             self.config,
             weight_bytes=sum(entry.end - entry.begin for entry in entries),
             num_params=count,
             quantized=weight_quantization(self.config),
-            dtype=config_dtype(self.config),
+            dtype=config_dtype(self.config, stored),
         )
 
     def tokenizer(self) -> TokenizerSource:

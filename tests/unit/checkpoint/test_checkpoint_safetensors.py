@@ -143,6 +143,15 @@ def test_tokenizer_files(single: Path) -> None:
     assert open_checkpoint(single).tokenizer().chat_templates == {"default": "C", "rag": "B", "tool_use": "D"}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [(np.float32, "float32"), (np.float16, "float16"), (np.int8, "bfloat16")]
+)
+def test_without_a_dtype_in_the_config_the_weights_decide(tmp_path: Path, dtype: Any, expected: str) -> None:
+    directory = write_config(tmp_path / "model", torch_dtype=None)
+    save_file({"w": np.zeros((4, 4), dtype), "small": np.zeros(1, np.float64)}, directory / "model.safetensors")
+    assert open_checkpoint(directory).facts().dtype == expected
+
+
 def test_quantization_method_is_a_fact(tmp_path: Path) -> None:
     directory = write_config(tmp_path / "model", quantization_config={"quant_method": "fp8"})
     save_file(arrays(), directory / "model.safetensors")
