@@ -39,6 +39,7 @@ async def make_world(
 ) -> AsyncIterator[World]:
     config = config or make_config()
     engine = FakeEngine(options.pop("step_seconds", 0.0))
+    root_path = options.pop("root_path", "")
     metrics = FrontMetrics(config.obs.enable_metrics, config.model.name)
     template = options.pop("template", PlainTemplate())
     front = Front(config, ByteTokenizer(), template, engine, metrics=metrics, **options)
@@ -47,7 +48,7 @@ async def make_world(
     while not front.health().ok:  # noqa: ASYNC110 - health is looked at, never waited for
         await asyncio.sleep(0.001)
     app = create_app(front, config)
-    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False, client=(client_ip, 5000))
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False, client=(client_ip, 5000), root_path=root_path)
     async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=20) as client:
         try:
             yield World(engine, front, client, app)

@@ -59,20 +59,10 @@ class _Line(logging.Formatter):
         return f"[{self.formatTime(record, self.datefmt)}{self._role}] {level}{text}"
 
 
-class LoggedInput(Protocol):
-    prompt: Any
-    sampling: Any
-
-
 class LoggedRequest(Protocol):
     rid: str
     inputs: Any
     stream: bool
-
-
-class LoggedChunk(Protocol):
-    text: str
-    usage: Usage | None
 
 
 class RequestLog:
@@ -85,6 +75,8 @@ class RequestLog:
         self._on = config.log_requests
         self._level = config.log_requests_level
         self._json = config.log_requests_format == "json"
+        self.wants_text = self._on and self._level >= 2
+        """Whether ``finished`` shows the answer, so that streamed pieces must be kept for it."""
 
     def received(self, request: LoggedRequest) -> None:
         if not self._on:
@@ -96,11 +88,13 @@ class RequestLog:
             fields["input"] = [self._cut(_shown(i.prompt)) for i in request.inputs[:8]]
         self._write("request received", fields)
 
-    def finished(self, request: LoggedRequest, index: int, seconds: float, chunk: LoggedChunk | None, end: Finish) -> None:
+    def finished(
+        self, request: LoggedRequest, index: int, seconds: float, usage: Usage | None, text: str, end: Finish
+    ) -> None:
+        """Choice ``index`` ended; ``text`` is its whole answer when ``wants_text``."""
         if not self._on:
             return
         fields: dict[str, Any] = {"rid": request.rid, "choice": index, "finish": end.kind, "seconds": round(seconds, 4)}
-        usage = chunk.usage if chunk is not None else None
         if usage is not None:
             fields |= {
                 "prompt_tokens": usage.prompt_tokens,
@@ -110,8 +104,8 @@ class RequestLog:
             }
         if end.message:
             fields["message"] = end.message
-        if self._level >= 2 and chunk is not None and not request.stream:
-            fields["output"] = self._cut(chunk.text)
+        if self.wants_text:
+            fields["output"] = self._cut(text)
         self._write("request finished", fields)
 
     def cut_short(self, request: LoggedRequest, kind: str) -> None:

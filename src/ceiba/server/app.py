@@ -50,7 +50,6 @@ def create_app(front: Front, config: Config | None = None) -> FastAPI:
         version=ceiba.__version__,
         description="An LLM serving engine. Errors have OpenAI's shape on every route.",
         lifespan=lifespan,
-        root_path=config.server.root_path,
         redoc_url=None,
         docs_url="/docs",
     )
@@ -90,14 +89,16 @@ class Routes:
     def add(self, path: str, methods: tuple[str, ...], level: Access, operation: Operation, handler: Handler) -> None:
         self.table.declare(path, level)
         self.document.add(path, methods, operation)
-        self._app.add_api_route(
-            path,
-            handler,
-            methods=list(methods),
-            response_model=None,
-            summary=operation.summary,
-            operation_id="_".join([*methods, path.strip("/").replace("/", "_") or "root"]).lower(),
-        )
+        name = path.strip("/").replace("/", "_").replace("{", "").replace(":path}", "")
+        for method in methods:
+            self._app.add_api_route(
+                path,
+                handler,
+                methods=[method],
+                response_model=None,
+                summary=operation.summary,
+                operation_id=f"{method.lower()}_{name}",
+            )
 
     def add_refusal(self, path: str, methods: tuple[str, ...], level: Access, handler: Handler) -> None:
         """A known route that does not work here; it is closed like the others, and no part of the document."""

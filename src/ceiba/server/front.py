@@ -168,6 +168,8 @@ class Front:
         if not request.internal:
             self.metrics.started(at)
             self._log.received(request)
+            if self._log.wants_text:
+                generation.said = [[] for _ in range(at)]
         return generation
 
     async def begin(self, generation: Generation) -> None:
@@ -498,6 +500,8 @@ class Front:
                 self._observe(generation, index, count, now)
             if finish is not None:
                 del live[rid]
+            if generation.said is not None:
+                generation.said[index].append(chunk.text)
             generation.push(chunk)
             if finish is not None:
                 self._ended(generation, chunk, finish)
@@ -516,7 +520,9 @@ class Front:
         if not request.internal:
             seconds = time.monotonic() - generation.arrival
             self.metrics.finished(finish.kind, seconds, chunk.usage)
-            self._log.finished(request, index, seconds, chunk, finish)
+            said = generation.said
+            text = "".join(said[index]) if said is not None else ""
+            self._log.finished(request, index, seconds, chunk.usage, text, finish)
         if generation.error is not None:
             self._cancel(generation, generation.open)
             self._retire(generation, "error")

@@ -53,6 +53,8 @@ class Generation:
         """Choices with ``max_new_tokens`` 0: one token is computed for them and thrown away here."""
         self.last_at: list[float] = []
         """Per choice, when its last token came; 0 before the first."""
+        self.said: list[list[str]] | None = None
+        """Per choice its text so far, kept only when the request log shows it."""
         self._leave = leave
         self._chunks: list[Chunk] = []
         self._waiter: asyncio.Future[None] | None = None

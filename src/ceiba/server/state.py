@@ -17,6 +17,8 @@ from ceiba.server.front import Front
 from ceiba.server.health import Health
 
 SECRETS = {"api_key", "admin_api_key"}
+CONTROL_SECONDS = 5.0
+"""How long an information route waits for the scheduler."""
 
 
 def health_body(health: Health) -> tuple[int, dict[str, Any]]:
@@ -68,7 +70,7 @@ async def server_info(front: Front) -> dict[str, Any]:
         "config": config,
     }
     try:
-        info["internal_states"] = [await front.control("state", seconds=5.0)]
+        info["internal_states"] = [await front.control("state", seconds=CONTROL_SECONDS)]
     except CeibaError as error:
         info["internal_states"] = []
         info["reason"] = error.message
@@ -77,7 +79,7 @@ async def server_info(front: Front) -> dict[str, Any]:
 
 async def loads(front: Front) -> list[dict[str, Any]]:
     """One entry per replica: how much it has to do."""
-    value = await front.control("load", seconds=5.0)
+    value = await front.control("load", seconds=CONTROL_SECONDS)
     if not isinstance(value, dict):
         raise Unavailable("the scheduler's answer to load is not understood.")
     return [{"dp_rank": 0, **value}]

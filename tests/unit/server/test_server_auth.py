@@ -1,0 +1,172 @@
+"""Keys and access levels, route by route; and that no route is left out."""
+
+from __future__ import annotations
+
+import itertools
+
+import httpx
+import pytest
+
+from ceiba.server.auth import Access, AccessTable
+from support.fake_engine import make_config
+from support.front_world import make_world
+
+KEY, ADMIN = "user-key-123", "admin-key-456"
+OPEN = {"/health", "/health_generate", "/metrics"}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def routes(app) -> list[tuple[str, str]]:
+    """(method, concrete path) of every route of the application."""
+    found = []
+    for route in app.routes:
+        path = route.path.replace("{model_id:path}", "fake-model").replace("{response_id}", "r1")
+        assert "{" not in path, path
+        found += [(method, path) for method in sorted(route.methods)]
+    return found
+
+
+async def test_every_route_but_three_needs_a_key():
+    async with make_world(make_config(api_key=KEY)) as world:
+        known = routes(world.app)
+        assert len(known) > 70
+        for method, path in known:
+            for headers in ({}, bearer("wrong"), bearer(""), {"Authorization": f"Basic {KEY}"}, {"Authorization": KEY}):
+                reply = await world.client.request(method, path, headers=headers)
+                assert (reply.status_code == 401) == (path not in OPEN), (method, path, headers)
+            assert (await world.client.request(method, path, headers=bearer(KEY))).status_code != 401, path
+        assert world.engine.flushes >= 1
+
+
+@pytest.mark.parametrize("path", ["/flush_cache", "/abort_request", "/pause_generation", "/load_lora_adapter"])
+async def test_admin_routes_need_the_admin_key_when_there_is_one(path):
+    async with make_world(make_config(api_key=KEY, admin_api_key=ADMIN)) as world:
+        assert (await world.client.post(path, headers=bearer(KEY))).status_code == 401
+        assert (await world.client.post(path)).status_code == 401
+        assert (await world.client.post(path, headers=bearer(ADMIN))).status_code in {200, 400, 501}
+
+
+async def test_the_admin_key_alone_leaves_inference_open():
+    async with make_world(make_config(admin_api_key=ADMIN), client_ip="10.0.0.9") as world:
+        assert (await world.client.get("/v1/models")).status_code == 200
+        assert (await world.client.post("/flush_cache")).status_code == 401
+        assert (await world.client.post("/flush_cache", headers=bearer(ADMIN))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("ip", "headers", "allowed"),
+    [
+        ("127.0.0.1", {}, True),
+        ("127.8.9.1", {}, True),
+        ("::1", {}, True),
+        ("::ffff:127.0.0.1", {}, True),
+        ("10.0.0.9", {}, False),
+        ("::ffff:10.0.0.9", {}, False),
+        ("192.168.1.2", {"x-forwarded-for": "127.0.0.1"}, False),
+        ("127.0.0.1", {"x-forwarded-for": "10.0.0.9"}, False),
+        ("127.0.0.1", {"forwarded": "for=10.0.0.9"}, False),
+        ("127.0.0.1", {"x-real-ip": "10.0.0.9"}, False),
+        ("127.0.0.1", {"origin": "https://evil.example"}, False),
+        ("127.0.0.1", {"origin": "null"}, False),
+        ("127.0.0.1", {"origin": "http://localhost:3000"}, True),
+        ("testclient", {}, False),
+    ],
+)
+async def test_without_keys_admin_routes_answer_on_loopback_only(ip, headers, allowed):
+    async with make_world(client_ip=ip) as world:
+        reply = await world.client.post("/flush_cache", headers=headers)
+        assert reply.status_code == (200 if allowed else 403), reply.text
+        assert world.engine.flushes == int(allowed)
+        assert (await world.client.get("/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//flush_cache",
+        "/./flush_cache",
+        "/flush_cache/",
+        "/FLUSH_CACHE",
+        "/health/../flush_cache",
+        "/v1/models/../../x",
+    ],
+)
+async def test_no_spelling_of_a_path_gets_past_the_key(path):
+    for config, ip in ((make_config(), "10.0.0.9"), (make_config(api_key=KEY), "127.0.0.1")):
+        async with make_world(config, client_ip=ip) as world:
+            request = world.client.build_request("POST", "http://server/")
+            request.url = httpx.URL("http://server", raw_path=path.encode())
+            reply = await world.client.send(request)
+            assert reply.status_code in {401, 403, 404, 405}, (path, reply.status_code)
+            assert world.engine.flushes == 0
+
+
+async def test_the_decision_is_on_the_path_and_not_on_the_host_header():
+    async with make_world(make_config(api_key=KEY)) as world:
+        reply = await world.client.post("/flush_cache", headers={"host": "server/health"})
+        assert reply.status_code == 401
+
+
+async def test_a_mount_prefix_does_not_open_anything():
+    async with make_world(make_config(api_key=KEY), root_path="/llm") as world:
+        assert (await world.client.get("/llm/health")).status_code == 200
+        for path in ("/llm/flush_cache", "/flush_cache"):
+            assert (await world.client.post(path)).status_code == 401
+        assert (await world.client.post("/llm/flush_cache", headers=bearer(KEY))).status_code == 200
+
+
+async def test_keys_compare_in_constant_time_and_are_never_shown():
+    async with make_world(make_config(api_key=KEY, admin_api_key=ADMIN)) as world:
+        for path in ("/server_info", "/get_server_info", "/model_info", "/openapi.json"):
+            reply = await world.client.get(path, headers=bearer(KEY))
+            assert reply.status_code == 200
+            assert KEY not in reply.text
+            assert ADMIN not in reply.text
+        reply = await world.client.get("/server_info", headers=bearer(KEY[:-1]))
+        assert KEY[:-1] not in reply.text
+
+
+async def test_x_api_key_works_as_some_clients_send_it():
+    async with make_world(make_config(api_key=KEY)) as world:
+        assert (await world.client.get("/v1/models", headers={"x-api-key": KEY})).status_code == 200
+        assert (await world.client.get("/v1/models", headers={"x-api-key": "x"})).status_code == 401
+
+
+async def test_keys_of_any_bytes_are_compared_not_parsed():
+    async with make_world(make_config(api_key="schlüssel")) as world:
+        good = {"Authorization": "Bearer schlüssel".encode()}
+        assert (await world.client.get("/v1/models", headers=good)).status_code == 200
+        assert (await world.client.get("/v1/models", headers={"Authorization": b"Bearer \xff\xfe"})).status_code == 401
+
+
+async def test_websockets_are_refused():
+    async with make_world() as world:
+        sent = []
+
+        async def receive():
+            return {"type": "websocket.connect"}
+
+        async def send(message):
+            sent.append(message)
+
+        await world.app({"type": "websocket", "path": "/generate", "headers": [], "query_string": b""}, receive, send)
+        assert sent[0]["type"] == "websocket.close"
+
+
+def test_an_undeclared_path_is_an_admin_path():
+    table = AccessTable()
+    table.declare("/a", Access.OPEN)
+    table.declare("/b/{id}", Access.USER)
+    table.declare("/b/special", Access.ADMIN)
+    expected = {
+        "/a": Access.OPEN,
+        "/b/1": Access.USER,
+        "/b/special": Access.ADMIN,
+        "/c": Access.ADMIN,
+        "/a/": Access.ADMIN,
+    }
+    assert {path: table.level(path) for path in expected} == expected
+    assert not any(table.known(p) for p in itertools.chain(["/c", "/", ""]))

@@ -1,0 +1,100 @@
+"""Any JSON at all, on any route: an answer or a 4xx that has OpenAI's shape, never a 5xx, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from ceiba.server import answers, native_schemas
+from ceiba.server.openai import schemas
+from support.fake_engine import make_config
+from support.front_world import make_world
+
+NUMBERS = st.one_of(
+    st.integers(-3, 70),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from([2**63, -(2**70)]),
+)
+LEAVES = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=8), st.sampled_from(["user", "text", "a" * 300]))
+ANY = st.recursive(
+    LEAVES,
+    lambda x: st.lists(x, max_size=4) | st.dictionaries(st.text(max_size=6) | st.sampled_from(["role", "content"]), x),
+    max_leaves=8,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "system", "tool", "x"]), "content": st.text(max_size=5) | ANY},
+        optional={"tool_calls": ANY, "name": ANY},
+    ),
+    max_size=3,
+)
+IDS, TEXTS = st.lists(st.integers(-2, 300), max_size=5), st.lists(st.text(max_size=3), max_size=3)
+PROMPT = st.text(min_size=1, max_size=6) | IDS | TEXTS | ANY
+
+
+def body(struct, **usual):
+    optional = {name: ANY for name in struct.__struct_fields__ if name not in usual}
+    some = st.lists(st.sampled_from(sorted(optional)), max_size=4, unique=True)
+    return some.flatmap(lambda names: st.fixed_dictionaries({**usual, **{n: optional[n] for n in names}}))
+
+
+SMALL = st.integers(1, 5) | ANY
+REQUESTS = st.one_of(
+    st.tuples(st.just("/v1/chat/completions"), body(schemas.ChatRequest, messages=MESSAGES, max_tokens=SMALL)),
+    st.tuples(st.just("/v1/completions"), body(schemas.CompletionRequest, prompt=PROMPT, max_tokens=SMALL)),
+    st.tuples(st.just("/generate"), body(native_schemas.GenerateRequest, text=PROMPT)),
+    st.tuples(
+        st.just("/generate"),
+        st.fixed_dictionaries({"input_ids": PROMPT, "sampling_params": body(native_schemas.SamplingFields) | ANY}),
+    ),
+    st.tuples(st.just("/tokenize"), body(native_schemas.TokenizeRequest)),
+    st.tuples(st.just("/detokenize"), body(native_schemas.DetokenizeRequest)),
+    st.tuples(st.just("/abort_request"), body(native_schemas.AbortRequest)),
+    st.tuples(st.sampled_from(["/v1/chat/completions", "/v1/completions", "/generate", "/tokenize"]), ANY),
+)
+
+
+SEQUENCES = st.lists(REQUESTS, min_size=1, max_size=12)
+QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=30, **QUIET)
+@given(SEQUENCES)
+def test_no_body_breaks_the_server(requests):
+    asyncio.run(try_all(requests))
+
+
+@pytest.mark.slow
+@settings(max_examples=600, **QUIET)
+@given(SEQUENCES)
+def test_no_body_breaks_the_server_at_length(requests):
+    asyncio.run(try_all(requests))
+
+
+async def try_all(requests):
+    async with make_world(make_config(context=64)) as world:
+        for path, value in requests:
+            reply = await world.client.post(path, content=msgspec.json.encode(value))
+            event(f"{path} {reply.status_code}")
+            assert reply.status_code < 500, (path, value, reply.text)
+            if reply.status_code != 200:
+                error = msgspec.json.decode(reply.content, type=answers.ErrorAnswer).error
+                assert error.message
+        await world.idle()
+        good = await world.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
+        assert good.status_code == 200
+
+
+SURROGATES = [b'{"prompt": "\\ud800"}', b'{"prompt": "\\udc00x"}', b'{"prompt": "x", "stop": "\\ud83d"}']
+
+
+async def test_lone_surrogates_are_bad_requests():
+    async with make_world() as world:
+        for content in SURROGATES:
+            reply = await world.client.post("/v1/completions", content=content)
+            assert reply.status_code == 400, content
