@@ -50,12 +50,18 @@ def resolve_path(
     revision: str | None = None,
     progress: bool = True,
 ) -> str:
-    """The local path of a model, fetched when needed. A path that exists and holds a model wins over a name."""
-    if path_or_name is None:
-        return str(catalogue.fetch(catalogue.DEFAULT, download_dir, progress=progress))
-    name = os.fspath(path_or_name)
+    """The local path of a model, fetched when needed. A path that exists and holds a model wins over a name.
+
+    ``revision`` is for hub names; with any other it is refused, not ignored.
+    """
+    name = catalogue.DEFAULT.name if path_or_name is None else os.fspath(path_or_name)
     path = os.path.expanduser(name)
     entry = catalogue.find(name)
+    local = os.path.exists(path) and path_or_name is not None
+    if revision is not None and (local or entry is not None):
+        raise CheckpointError(f"revision {revision!r}: only hub models have revisions, {name} has none; leave it out")
+    if path_or_name is None:
+        return str(catalogue.fetch(catalogue.DEFAULT, download_dir, progress=progress))
     if os.path.isfile(path) or (os.path.isdir(path) and (entry is None or _holds_model(path))):
         return os.path.abspath(path)
     if entry is not None:

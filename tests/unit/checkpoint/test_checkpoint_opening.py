@@ -208,6 +208,12 @@ def test_names_that_mean_nothing(name: str | None, load_format: str, message: st
         open_checkpoint(name, load_format)
 
 
+def test_a_revision_is_refused_where_there_are_none(tmp_path: Path) -> None:
+    for name in (None, "smollm2", str(tmp_path)):
+        with pytest.raises(CheckpointError, match="only hub models have revisions"):
+            resolve_path(name, revision="main")
+
+
 def test_directories_without_what_was_asked_for(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nothing that --load-format auto reads"):
         open_checkpoint(tmp_path)
