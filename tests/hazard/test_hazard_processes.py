@@ -166,7 +166,7 @@ def test_health_stays_green_during_a_long_prefill():
 
         async def run() -> list[int]:
             async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
-                prompt = [1000 + i % 40000 for i in range(8000)]
+                prompt = [1000 + i % 40000 for i in range(3000)]
                 work = asyncio.create_task(client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1}))
                 statuses = []
                 while not work.done():
@@ -184,17 +184,22 @@ def test_sigterm_lets_requests_end_and_a_second_signal_does_not_wait():
     server = LiveServer().start()
     try:
 
-        async def polite() -> tuple[int, int]:
+        async def polite() -> tuple[list[str], int]:
+            request = {**LONG, "max_tokens": 30, "stream": True, "stream_options": {"include_usage": True}}
             async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-                task = asyncio.create_task(client.post("/v1/completions", json={**LONG, "max_tokens": 100}))
-                await asyncio.sleep(0.3)
-                server.process.send_signal(signal.SIGTERM)
-                await asyncio.sleep(0.1)
-                refused = await client.post("/v1/completions", json={**LONG, "max_tokens": 1})
-                response = await task
-                return response.json()["usage"]["completion_tokens"], refused.status_code
+                async with client.stream("POST", "/v1/completions", json=request) as response:
+                    lines = response.aiter_lines()
+                    got = [await anext(lines)]
+                    server.process.send_signal(signal.SIGTERM)
+                    await asyncio.sleep(0.1)
+                    refused = await client.post("/v1/completions", json={**LONG, "max_tokens": 1})
+                    got += [line async for line in lines if line]
+                return got, refused.status_code
 
-        assert asyncio.run(polite()) == (100, 503)
+        events, refused = asyncio.run(polite())
+        assert refused == 503
+        assert events[-1] == "data: [DONE]"
+        assert '"completion_tokens":30' in events[-2]
         assert server.wait_exit(15) == 0
     finally:
         server.stop()
