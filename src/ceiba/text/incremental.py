@@ -49,7 +49,7 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """The text this token settles; empty while a character is unfinished. Ids outside the vocabulary are empty."""
-        if not self._slow:
+        if not self._slow and token_id >= 0:
             try:
                 text = self._plain[token_id]
             except IndexError:

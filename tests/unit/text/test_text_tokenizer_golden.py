@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from gguf import GGUFReader
 
-from ceiba.checkpoint.base import TokenizerSource
+from ceiba.checkpoint.gguf_config import Metadata, tokenizer_source
+from ceiba.checkpoint.gguf_header import read_header
+from ceiba.checkpoint.mapping import MappedFile
 from ceiba.text.tokenizer import load_tokenizer
 from support import golden_sdist
 
@@ -21,10 +22,12 @@ pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 def _load(name: str):
     path = golden_sdist.folder() / f"ggml-vocab-{name}.gguf"
-    fields = GGUFReader(str(path)).fields
-    prefix = "tokenizer.ggml."
-    header = {k.removeprefix(prefix): f.contents() for k, f in fields.items() if k.startswith(prefix)}
-    return path, load_tokenizer(TokenizerSource(gguf=header))
+    file = MappedFile(str(path))
+    try:
+        source = tokenizer_source(Metadata(str(path), {**read_header(file).metadata, "general.architecture": "llama"}))
+    finally:
+        file.close()
+    return path, load_tokenizer(source)
 
 
 @pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE, "bert-bge"])

@@ -1,0 +1,57 @@
+"""HAZARDS 31: regexes from users run in a linear-time engine, and one that grows without bound ends its own choice."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ceiba.core.errors import BadRequest
+from ceiba.core.messages import DetokOpen, TokenBatch, ids_to_bytes
+from ceiba.core.sampling import SamplingParams
+from ceiba.text.detokenizer import Detokenizer
+from ceiba.text.stop import StopCompiler, StopMatcher
+from support import text_vocab
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)+$b", "(a|a)*b", "([a-z]+)*1", "(.*a){8}b"])
+def test_catastrophic_patterns_take_linear_time(pattern: str) -> None:
+    try:
+        stops = StopCompiler().compile((), (pattern,))
+    except BadRequest as error:
+        assert error.param == "stop_regex"  # an anchor in the middle is refused, which is quick too
+        return
+    assert stops is not None
+    matcher, began = StopMatcher(stops), time.monotonic()
+    for _ in range(1000):
+        _text, matched = matcher.feed("aaaa")
+        assert matched is None
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("pattern", ["(a{1000}){1000}", "a{1000000}b", "[ab]*a[ab]{18}x"])
+def test_patterns_with_too_many_states_end_only_their_choice(pattern: str) -> None:
+    tokenizer = text_vocab.byte_level()
+    detokenizer = Detokenizer(tokenizer)
+    ids = tokenizer.encode("abba" * 8, add_special=False).tolist()
+    opened = [
+        DetokOpen(rid="bad", stream=True, sampling=SamplingParams(stop_regex=(pattern,))),
+        DetokOpen(rid="good", stream=True, sampling=SamplingParams()),
+    ]
+    began, good, ended = time.monotonic(), "", 0
+    for turn in range(40):
+        rids = ["bad", "good"]
+        report, _ = detokenizer.process(
+            TokenBatch(
+                rids=rids,
+                counts=ids_to_bytes([len(ids)] * 2),
+                tokens=ids_to_bytes(ids * 2),
+                opened=opened if turn == 0 else [],
+            )
+        )
+        assert report is not None
+        good += "".join(t for r, t in zip(report.rids, report.texts, strict=True) if r == "good")
+        ended += len(report.finishes)
+    assert good == "abba" * 8 * 40
+    assert ended <= 1
+    assert time.monotonic() - began < 10
