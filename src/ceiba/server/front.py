@@ -24,7 +24,7 @@ import numpy as np
 
 from ceiba.config.records import Config
 from ceiba.core import limits
-from ceiba.core.errors import BadRequest, CeibaError, EngineFault, Unavailable
+from ceiba.core.errors import BadRequest, CeibaError, ConfigError, EngineFault, Unavailable
 from ceiba.core.messages import Abort, Control, Finish, Generate, Heartbeat, Reply, TextBatch, ids_to_bytes
 from ceiba.core.ports import FrontPort
 from ceiba.core.sampling import SamplingParams
@@ -32,7 +32,7 @@ from ceiba.obs.logs import RequestLog
 from ceiba.obs.metrics import FrontMetrics
 from ceiba.server import validate
 from ceiba.server.choices import Choice, choices_of
-from ceiba.server.generation import Generation, stopped
+from ceiba.server.generation import Generation, failed, stopped
 from ceiba.server.health import Health, HealthMonitor
 from ceiba.server.request import ChatPrompt, Chunk, EngineRequest, Input, Template, TextPrompt, Tokenizer
 
@@ -74,10 +74,8 @@ class Front:
         self.vocab_size = vocab_size
         self.capacity = min(config.model.context_len, config.scheduler.max_total_tokens)
         """Tokens that a prompt and its answer may have together."""
-        self.sampling_defaults: dict[str, Any] = {
-            **(sampling_defaults or {} if config.server.sampling_defaults == "model" else {}),
-            **config.server.preferred_sampling_params,
-        }
+        self.sampling_defaults = _defaults(config, sampling_defaults)
+        """Native field -> value, for fields that a request leaves out."""
         self.metrics = metrics or FrontMetrics(False, config.model.name)
         self.monitor = HealthMonitor(config.launch.watchdog_timeout)
         self.started = time.time()
@@ -544,6 +542,25 @@ class Front:
             self._log.cut_short(generation.request, cut_short)
 
 
+def _defaults(config: Config, suggested: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The operator's preferred values over those the model's authors suggest. Raises ConfigError for unknown names."""
+    preferred = config.server.preferred_sampling_params
+    wanted = {**(suggested or {} if config.server.sampling_defaults == "model" else {}), **preferred}
+    if isinstance(wanted.get("stop"), str):
+        wanted["stop"] = [wanted["stop"]]
+    unknown = sorted(wanted.keys() - set(SamplingParams.__struct_fields__))
+    if unknown:
+        raise ConfigError(
+            f"--preferred-sampling-params: {unknown[0]} is not a sampling parameter; known: "
+            f"{', '.join(SamplingParams.__struct_fields__)}."
+        )
+    try:
+        values = msgspec.convert(wanted, SamplingParams, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--preferred-sampling-params: {error}") from None
+    return {name: getattr(values, name) for name in wanted}
+
+
 def _without_output(chunk: Chunk) -> Chunk:
     """The caller asked for no token (a scoring request); the one that was computed stays here."""
     usage = chunk.usage
@@ -552,7 +569,7 @@ def _without_output(chunk: Chunk) -> Chunk:
         index=chunk.index,
         text="",
         count=0,
-        finish=None if finish is None else (finish if finish.status else Finish(kind="length")),
+        finish=None if finish is None else (finish if failed(finish) else Finish(kind="length")),
         usage=None if usage is None else msgspec.structs.replace(usage, completion_tokens=0),
         prompt_logprobs=chunk.prompt_logprobs,
     )

@@ -19,6 +19,11 @@ from ceiba.server.request import Chunk, EngineRequest
 LeaveFn = Callable[["Generation"], None]
 
 
+def failed(finish: Finish) -> bool:
+    """Whether this end is an error of the whole request, not the end of an answer."""
+    return finish.status != 0 or finish.kind == "error"
+
+
 def fault(finish: Finish) -> CeibaError:
     """The error that a failed choice means for its client."""
     message = finish.message or "the engine ended this request without saying why."
@@ -67,7 +72,7 @@ class Generation:
         finish = chunk.finish
         if finish is not None:
             self.open.discard(chunk.index)
-            if finish.status:
+            if failed(finish):
                 self.fail(fault(finish))
         self._wake()
 

@@ -17,7 +17,7 @@ from ceiba.core.errors import CeibaError
 from ceiba.server import errors
 from ceiba.server.choices import Choice, Delta, choices_of
 from ceiba.server.front import Front
-from ceiba.server.generation import Generation
+from ceiba.server.generation import Generation, failed
 from ceiba.server.request import EngineRequest
 
 DONE = b"data: [DONE]\n\n"
@@ -81,7 +81,7 @@ class Answer(Response):
             for chunk in chunks:
                 choice = choices[chunk.index]
                 delta = choice.feed(chunk)
-                if delta.finish is None or not delta.finish.status:
+                if delta.finish is None or not failed(delta.finish):
                     shape.event(choice, delta, out)
             if generation.error is not None and not self._started and not out:
                 continue  # the error is next, and still in time to be a status

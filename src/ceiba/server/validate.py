@@ -65,6 +65,8 @@ def check_request(request: EngineRequest, vocab_size: int, capacity: int, policy
 def _check_id(value: str, name: str, empty: bool = False) -> None:
     if len(value) > limits.MAX_ID_CHARS:
         raise BadRequest(f"{name} has {len(value)} characters; the limit is {limits.MAX_ID_CHARS}.", param=name)
+    if not value.isprintable():
+        raise BadRequest(f"{name} holds a control character; use printable text.", param=name)
     if not value and not empty:
         raise BadRequest(f"{name} is empty: leave it out or give it a value.", param=name)
 

@@ -37,13 +37,57 @@ IDS, TEXTS = st.lists(st.integers(-2, 300), max_size=5), st.lists(st.text(max_si
 PROMPT = st.text(min_size=1, max_size=6) | IDS | TEXTS | ANY
 
 
+BOOLS, TEXT = st.booleans(), st.text(min_size=1, max_size=6)
+PLAUSIBLE = {
+    "temperature": st.floats(0, 2),
+    "top_p": st.floats(0.01, 1),
+    "top_k": st.integers(1, 300),
+    "min_p": st.floats(0, 1),
+    "frequency_penalty": st.floats(-2, 2),
+    "presence_penalty": st.floats(-2, 2),
+    "repetition_penalty": st.floats(0.1, 2),
+    "n": st.integers(1, 3),
+    "best_of": st.integers(1, 4),
+    "seed": st.integers(-(2**63), 2**64 - 1),
+    "sampling_seed": st.integers(-(2**63), 2**64 - 1),
+    "stop": TEXT | st.lists(TEXT, max_size=3),
+    "stop_token_ids": st.lists(st.integers(0, 256), max_size=3),
+    "logit_bias": st.dictionaries(st.integers(0, 256).map(str), st.floats(-100, 100), max_size=3),
+    "min_tokens": st.integers(0, 2),
+    "min_new_tokens": st.integers(0, 2),
+    "max_new_tokens": st.integers(0, 6),
+    "top_logprobs": st.integers(0, 5),
+    "top_logprobs_num": st.integers(0, 5),
+    "logprob_start_len": st.integers(-1, 3),
+    "rid": TEXT,
+    "cache_salt": TEXT,
+    "extra_key": TEXT,
+    "model": TEXT,
+    "user": TEXT,
+    "stream_options": st.fixed_dictionaries({"include_usage": BOOLS}),
+    "response_format": st.just({"type": "text"}),
+    "prompt": TEXT,
+    "messages": MESSAGES,
+    "tokens": st.lists(st.integers(0, 256), max_size=5),
+    **dict.fromkeys(["stream", "echo", "ignore_eos", "no_stop_trim", "return_logprob", "skip_special_tokens"], BOOLS),
+}
+
+
 def body(struct, **usual):
-    optional = {name: ANY for name in struct.__struct_fields__ if name not in usual}
-    some = st.lists(st.sampled_from(sorted(optional)), max_size=4, unique=True)
-    return some.flatmap(lambda names: st.fixed_dictionaries({**usual, **{n: optional[n] for n in names}}))
+    def value(name):
+        good = PLAUSIBLE.get(name)
+        return ANY if good is None else st.one_of(good, good, good, ANY)
+
+    optional = {name: value(name) for name in struct.__struct_fields__ if name not in usual}
+    likely = [name for name in optional if name in PLAUSIBLE]
+    names = st.lists(st.sampled_from(sorted(likely)), max_size=5, unique=True)
+    rare = st.lists(st.sampled_from(sorted(optional)), max_size=1) | st.just([])
+    return st.tuples(names, rare).flatmap(
+        lambda picked: st.fixed_dictionaries({**usual, **{n: optional[n] for n in [*picked[0], *picked[1]]}})
+    )
 
 
-SMALL = st.integers(1, 5) | ANY
+SMALL = st.integers(1, 5)
 REQUESTS = st.one_of(
     st.tuples(st.just("/v1/chat/completions"), body(schemas.ChatRequest, messages=MESSAGES, max_tokens=SMALL)),
     st.tuples(st.just("/v1/completions"), body(schemas.CompletionRequest, prompt=PROMPT, max_tokens=SMALL)),

@@ -21,7 +21,7 @@ from ceiba.server.logprobs import TokenTexts, chat_entries
 from ceiba.server.openai import translate
 from ceiba.server.openai.schemas import REFUSED_CHAT, ChatRequest
 from ceiba.server.openai.usage import Usage
-from ceiba.server.request import ChatPrompt, EngineRequest, Input
+from ceiba.server.request import ChatPrompt, EngineRequest, Input, LengthRule
 from ceiba.server.sse import DONE
 
 _encode = msgspec.json.Encoder().encode
@@ -44,12 +44,16 @@ def engine_request(body: ChatRequest, front: Front, headers: Headers) -> EngineR
     if longest is not None and longest < 1:
         name = names["max_new_tokens"]
         raise BadRequest(f"{name} is {longest}; it must be at least 1.", param=name)
+    rule: LengthRule = "exact"
+    if longest is None:
+        longest = front.sampling_defaults.get("max_new_tokens")
+        rule = "fill" if longest is None else "clamp"
     entry = Input(
         prompt=_prompt(body),
         sampling=translate.sampling(body, front, front.capacity if longest is None else longest),
         logprob=LogprobSpec(output=bool(body.logprobs), top=body.top_logprobs or 0),
         n=1 if body.n is None else body.n,
-        length="fill" if longest is None else "exact",
+        length=rule,
     )
     return EngineRequest(
         [entry],

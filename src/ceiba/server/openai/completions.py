@@ -64,7 +64,8 @@ def engine_request(body: CompletionRequest, front: Front, headers: Headers) -> E
     if body.logprobs is not None and body.logprobs < 0:
         raise BadRequest(f"logprobs is {body.logprobs}; it must be at least 0.", param="logprobs")
     wanted = body.logprobs is not None
-    longest = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    default = front.sampling_defaults.get("max_new_tokens", DEFAULT_MAX_TOKENS)
+    longest = default if body.max_tokens is None else body.max_tokens
     spec = LogprobSpec(
         output=(wanted or best_of > n) and longest != 0,
         top=body.logprobs or 0,

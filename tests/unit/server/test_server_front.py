@@ -1,0 +1,236 @@
+"""The front without HTTP: what it sends, how it wakes readers, how it fits lengths."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from ceiba.core.errors import BadRequest, ConfigError, Unavailable
+from ceiba.core.messages import Finish, Generate, TextBatch, TopLogprobs, Usage, ids_to_bytes
+from ceiba.core.sampling import LogprobSpec, SamplingParams
+from ceiba.server.choices import Choice
+from ceiba.server.front import Front
+from ceiba.server.request import ChatPrompt, Chunk, EngineRequest, Input, TextPrompt
+from support.fake_engine import ByteTokenizer, FakeEngine, PlainTemplate, make_config, text_for
+from support.front_world import make_world
+
+
+def request(*inputs: Input, **fields) -> EngineRequest:
+    return EngineRequest(list(inputs), **{"rid": "r", **fields})
+
+
+def text(prompt: str, **sampling) -> Input:
+    return Input(TextPrompt(prompt), SamplingParams(**{"max_new_tokens": 4, **sampling}))
+
+
+async def test_collect_gives_whole_choices_in_order():
+    async with make_world() as world:
+        first, second = text("a", seed=1), text("bc")
+        first.n = 2
+        got = await world.front.collect(request(first, second))
+        prompts = [[97], [97], [98, 99]]
+        assert [c.text for c in got] == [text_for(p, s)[:4] for p, s in zip(prompts, (1, 2, None), strict=True)]
+        assert [c.prompt_tokens for c in got] == [1, 1, 2]
+        assert [c.token_ids for c in got] == [[ord(x) for x in c.text] for c in got]
+        assert all(c.finish.kind == "length" for c in got)
+
+
+async def test_generate_streams_chunks_of_all_choices():
+    async with make_world() as world:
+        entry = text("a", seed=1)
+        entry.n = 2
+        said = {0: "", 1: ""}
+        async for chunk in world.front.generate(request(entry, stream=True)):
+            said[chunk.index] += chunk.text
+        assert said == {0: text_for([97], 1)[:4], 1: text_for([97], 2)[:4]}
+
+
+async def test_messages_carry_what_the_scheduler_needs():
+    async with make_world() as world:
+        before = time.monotonic()
+        wanted = request(text("ab"), stream=True, cache_salt="s", routing_key="k")
+        async for _ in world.front.generate(wanted):
+            pass
+        (message,) = [m for m in world.engine.received if isinstance(m, Generate)]
+        assert (message.rid, message.stream, message.routing_key) == ("r#0", True, "k")
+        assert message.input_ids == ids_to_bytes([97, 98])
+        assert before <= message.arrival <= time.monotonic()
+        assert message.namespace != request(text("x"), extra_key="s").namespace()
+
+
+class Hand:
+    """A port whose messages the test puts in itself."""
+
+    def __init__(self) -> None:
+        self.sent: list = []
+        self.inbox: asyncio.Queue = asyncio.Queue()
+
+    def to_scheduler(self, message) -> None:
+        self.sent.append(message)
+
+    async def receive(self):
+        return await self.inbox.get()
+
+
+def batch(entries, finish=()):
+    """entries: (rid, text, tokens)"""
+    return TextBatch(
+        rids=[e[0] for e in entries],
+        texts=[e[1] for e in entries],
+        counts=ids_to_bytes([len(e[2]) for e in entries]),
+        tokens=ids_to_bytes([t for e in entries for t in e[2]]),
+        finishes={i: Finish(kind="stop") for i in finish},
+    )
+
+
+async def test_one_wake_up_per_request_and_step():
+    port = Hand()
+    front = Front(make_config(), ByteTokenizer(), PlainTemplate(), port)
+    await front.start()
+    entry = text("a")
+    entry.n = 3
+    generation = await front.submit(request(entry, stream=True))
+    rids = [m.rid for m in port.sent]
+    steps = []
+
+    async def read():
+        while chunks := await generation.next():
+            steps.append([(c.index, c.text, c.tokens) for c in chunks])
+
+    reader = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    port.inbox.put_nowait(batch([(rids[0], "x", [1]), ("stranger", "?", [9, 9]), (rids[2], "z", [2, 3])]))
+    await asyncio.sleep(0.01)
+    assert steps == [[(0, "x", ids_to_bytes([1])), (2, "z", ids_to_bytes([2, 3]))]]
+    port.inbox.put_nowait(batch([(rid, "", []) for rid in rids], finish=(0, 1, 2)))
+    await asyncio.wait_for(reader, 2)
+    assert len(steps) == 2
+    assert front.num_live == 0
+    await front.close()
+
+
+async def test_a_chunk_after_the_end_reaches_nobody():
+    port = Hand()
+    front = Front(make_config(), ByteTokenizer(), PlainTemplate(), port)
+    await front.start()
+    generation = await front.submit(request(text("a")))
+    port.inbox.put_nowait(batch([("r#0", "end", [1])], finish=(0,)))
+    port.inbox.put_nowait(batch([("r#0", "late", [1])]))
+    assert [c.text for c in await generation.next()] == ["end"]
+    await asyncio.sleep(0.01)
+    assert await generation.next() == []
+    await front.close()
+
+
+async def test_a_malformed_message_harms_nobody_else():
+    port = Hand()
+    front = Front(make_config(), ByteTokenizer(), PlainTemplate(), port)
+    await front.start()
+    generation = await front.submit(request(text("a")))
+    port.inbox.put_nowait(TextBatch(rids=["r#0", "x"], texts=[], counts=b"\x01", tokens=b""))
+    port.inbox.put_nowait(batch([("r#0", "fine", [1])], finish=(0,)))
+    assert [c.text for c in await generation.next()] == ["fine"]
+    await front.close()
+
+
+async def test_a_port_that_breaks_fails_the_engine():
+    class Broken(Hand):
+        async def receive(self):
+            message = await super().receive()
+            raise ConnectionError(message)
+
+    port = Broken()
+    front = Front(make_config(), ByteTokenizer(), PlainTemplate(), port)
+    await front.start()
+    generation = await front.submit(request(text("a")))
+    port.inbox.put_nowait("gone")
+    with pytest.raises(Unavailable, match="gone"):
+        await generation.next()
+    assert front.health().state == "failed"
+    with pytest.raises(Unavailable):
+        front.open(request(text("a")))
+    await front.close()
+
+
+async def test_ids_must_be_printable():
+    async with make_world() as world:
+        for rid in ("a\r\nset-cookie: x", "a\x00", ""):
+            with pytest.raises(BadRequest) as error:
+                world.front.open(request(text("a"), rid=rid))
+            assert error.value.param == "rid"
+
+
+async def test_chat_prompts_render_without_http():
+    async with make_world() as world:
+        entry = Input(ChatPrompt([{"role": "user", "content": "x"}]), SamplingParams(max_new_tokens=1))
+        (choice,) = await world.front.collect(request(entry))
+        assert bytes(choice.prompt.tolist()) == b"<user>x\n<assistant>"
+
+
+async def test_a_template_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr("ceiba.core.limits.TEMPLATE_SECONDS", -0.9)
+    async with make_world() as world:
+        entry = Input(ChatPrompt([{"role": "user", "content": "x"}], kwargs={"slow": 0.5}), SamplingParams())
+        with pytest.raises(BadRequest, match="did not finish"):
+            await world.front.submit(request(entry))
+        assert world.front.num_live == 0
+
+
+async def test_without_a_tokenizer_ids_work_and_text_is_refused():
+    engine = FakeEngine()
+    front = Front(make_config(), None, None, engine, vocab_size=257)
+    engine.start()
+    await front.start()
+    (choice,) = await front.collect(request(Input(np.array([1, 2], np.int32), SamplingParams(max_new_tokens=2))))
+    assert choice.completion_tokens == 2
+    with pytest.raises(BadRequest, match="without a tokenizer"):
+        await front.submit(request(text("a")))
+    await front.close()
+    await engine.stop()
+
+
+def test_wrong_preferred_sampling_params_are_a_start_up_error():
+    for wrong in ({"max_tokens": 4}, {"temperature": "hot"}):
+        with pytest.raises(ConfigError, match="preferred-sampling-params"):
+            Front(make_config(preferred_sampling_params=wrong), ByteTokenizer(), None, Hand())
+
+
+async def test_preferred_lengths_shorten_to_what_fits():
+    config = make_config(context=16, preferred_sampling_params={"max_new_tokens": 12, "stop": "#"})
+    async with make_world(config) as world:
+        for prompt, expected in (("ab", 12), ("abcdefgh", 8)):
+            reply = await world.client.post("/v1/completions", json={"prompt": prompt})
+            assert reply.json()["usage"]["completion_tokens"] == expected
+        assert world.engine.received[-1].sampling.stop == ("#",)
+
+
+def wire(values, top=0) -> TopLogprobs:
+    floats = np.array(values, np.float32)
+    ids = np.array([[7] * top for _ in values], np.int32)
+    return TopLogprobs(values=floats.tobytes(), top=top, top_ids=ids.tobytes(), top_values=floats.repeat(top).tobytes())
+
+
+def test_prompt_logprobs_that_come_in_pieces_are_joined():
+    choice = Choice(0, np.arange(10, 16, dtype=np.int32), LogprobSpec(output=True, top=1, prompt_start=2))
+    choice.feed(Chunk(index=0, text="", count=0, prompt_logprobs=wire([-1, -2], 2)))
+    choice.feed(Chunk(index=0, text="", count=0, prompt_logprobs=wire([-3, -4], 2)))
+    last = Chunk(
+        index=0, text="a", count=1, tokens=ids_to_bytes([5]), logprobs=wire([-5], 2), finish=Finish(kind="stop")
+    )
+    choice.feed(last)
+    assert choice.prompt_logprobs.ids.tolist() == [12, 13, 14, 15]
+    assert choice.prompt_logprobs.values.tolist() == [-1, -2, -3, -4]
+    assert choice.prompt_logprobs.top_ids.shape == (4, 1)
+    assert choice.logprobs.ids.tolist() == [5]
+    with pytest.raises(RuntimeError):
+        choice.feed(last)
+
+
+def test_the_finish_of_a_choice_is_kept_with_its_usage():
+    choice = Choice(0, np.zeros(3, np.int32), LogprobSpec())
+    usage = Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=1, queue_time=0.5)
+    choice.feed(Chunk(index=0, text="a", count=1, tokens=ids_to_bytes([1]), usage=usage, finish=Finish(kind="stop")))
+    assert (choice.cached_tokens, choice.queue_time, choice.completion_tokens) == (2, 0.5, 1)
