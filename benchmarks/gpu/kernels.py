@@ -2,7 +2,7 @@
 bytes and operations set, the ratio. ``--sweep`` also times the candidate tiles from which the tables in the code come.
 Parity is tests/gpu; run it first.
 
-    PYTHONPATH=src python benchmarks/gpu/kernels.py [--only dense,decode,shared,prefill,moe] [--sweep]
+    PYTHONPATH=src python benchmarks/gpu/kernels.py [--only dense,decode,...] [--sweep]
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ceiba.kernels.triton import decode as decoding
 from ceiba.kernels.triton import moe as experts
 from ceiba.kernels.triton import skinny
 from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_parts, shared_tile
-from ceiba.kernels.triton.prefill import plan_tiles, prefill
+from ceiba.kernels.triton.prefill import PrefillShape, plan_tiles, prefill
+from ceiba.kernels.triton.sample import choose, thresholds
 
 BANDWIDTH, FLOPS, ATTENTION_FLOPS = 4.26e12, 700e12, 575e12
 BF16 = torch.bfloat16
@@ -47,6 +48,7 @@ def attempt(call: Callable[[], float]) -> float:
         return float("inf")
 
 
+DECODE_TILES = ((64, 5, 4), (64, 8, 4), (32, 5, 4), (32, 8, 4), (32, 11, 4), (32, 8, 2), (64, 5, 8))
 WEIGHTS = {
     "8b qkv": (6144, 4096, False),
     "8b out": (4096, 4096, False),
@@ -135,11 +137,11 @@ def decode_attention(sweep: bool) -> None:
             lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
             q = rand(batch, heads, 128)
             work = DecodeWorkspace.allocate(batch, heads, kv_heads, 128, 0, q.device)
-            for stages in (4, 5, 8) if sweep else (decoding.STAGES,):
-                kept, decoding.STAGES = decoding.STAGES, stages
+            for tile in DECODE_TILES if sweep else (decoding.TILE,):
+                kept, decoding.TILE = decoding.TILE, tile
                 us = replay_us([lambda k=k, v=v: decode(q, k, v, table, rows, lens, work, 0.09) for k, v in pools])
-                decoding.STAGES = kept
-                name = f"decode {heads}/{kv_heads} batch {batch} context {context} stages {stages}"
+                decoding.TILE = kept
+                name = f"decode {heads}/{kv_heads} batch {batch} context {context} {tile}"
                 line(name, us, size / BANDWIDTH * 1e6)
 
 
@@ -196,19 +198,28 @@ def prefill_attention(sweep: bool) -> None:
         k = kv[:, : kv_heads * 128].view(total, kv_heads, 128)
         v = kv[:, kv_heads * 128 :].view(total, kv_heads, 128)
         rows = np.zeros(len(lengths), np.int32)
-        tiles = torch.from_numpy(
-            plan_tiles(np.array(lengths, np.int32), np.array(cached, np.int32), rows, heads // kv_heads)
-        ).cuda()
+        plans = {
+            size: torch.from_numpy(
+                plan_tiles(np.array(lengths, np.int32), np.array(cached, np.int32), rows, heads // kv_heads, size)
+            ).cuda()
+            for size in (64, 128)
+        }
         flops = sum(4 * heads * 128 * (n * n / 2 + n * c) for n, c in zip(lengths, cached, strict=True))
         name = f"prefill {len(lengths)} x {lengths[0]} after {cached[0]}"
-        shapes = [(128, 8, 2), (64, 8, 3), (64, 4, 3), (64, 4, 2), (128, 8, 3)] if sweep else [None]
+        shapes = (
+            [(128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2)]
+            if sweep
+            else [(128, 128, 8, 3)]
+        )
         for pooled, shape in itertools.product((False, True), shapes):
             us = attempt(
                 lambda p=pooled, s=shape: eager_us(
-                    lambda: prefill(q, None if p else k, None if p else v, kp, vp, table, tiles, 0.09, shape=s)
+                    lambda: prefill(
+                        q, None if p else k, None if p else v, kp, vp, table, plans[s[0]], 0.09, shape=PrefillShape(*s)
+                    )
                 )
             )
-            how = ("pool" if pooled else "own") + f" {shape or ''}"
+            how = ("pool" if pooled else "own") + f" {shape}"
             line(f"{name} {how}", us, flops / ATTENTION_FLOPS * 1e6, f"{flops / us / 1e6:.0f} TFLOP/s")
         if len(lengths) == 1 and not cached[0]:
             qs, ks, vs = (t.transpose(0, 1)[None] for t in (q, k, v))
@@ -298,9 +309,32 @@ def moe_layers(sweep: bool) -> None:
         line(f"moe batch {tokens} ({used:.0f} experts)", us, floor, note)
 
 
+def sampling() -> None:
+    vocab = 151936
+    counters = torch.zeros(256, dtype=torch.int32, device="cuda")
+    for batch in (1, 64, 256):
+        logits = [torch.randn(batch, vocab, device="cuda") * 3 for _ in range(2 if batch > 1 else 100)]
+        floor = batch * vocab * 4 / BANDWIDTH * 1e6
+        temperature, keys = torch.ones(batch, device="cuda"), torch.randint(2**62, (batch,), device="cuda")
+        us = replay_us([lambda x=x: choose(x, counters) for x in logits])
+        line(f"choose greedy batch {batch}", us, floor)
+        us = replay_us([lambda x=x: choose(x, counters, temperature, keys) for x in logits])
+        line(f"choose temperature batch {batch}", us, floor)
+        rows = torch.arange(batch, device="cuda")
+        top_k = torch.full((batch,), 50, dtype=torch.int32, device="cuda")
+        top_p, min_p = torch.full((batch,), 0.9, device="cuda"), torch.zeros(batch, device="cuda")
+        no_k = torch.zeros_like(top_k)
+        us = replay_us([lambda x=x: thresholds(x, rows, temperature, top_k, top_p, min_p) for x in logits])
+        line(f"thresholds top-k 50, top-p 0.9 batch {batch}", us, floor)
+        us = replay_us([lambda x=x: thresholds(x, rows, temperature, no_k, top_p, min_p) for x in logits])
+        line(f"thresholds top-p 0.9 batch {batch}", us, floor)
+        us = replay_us([lambda x=x: x.sort(dim=1) for x in logits[:2]], replays=3)
+        line(f"torch.sort batch {batch}", us, floor)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="dense,decode,shared,prefill,moe")
+    parser.add_argument("--only", default="dense,decode,shared,prefill,moe,sample")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--warm", default="0/0", help="i/n: compile the i-th of n shares and time nothing")
     options = parser.parse_args()
@@ -311,6 +345,7 @@ def main() -> None:
         "decode": lambda: decode_attention(options.sweep),
         "shared": shared_attention,
         "prefill": lambda: prefill_attention(options.sweep),
+        "sample": sampling,
         "moe": lambda: moe_layers(options.sweep),
     }
     for name in options.only.split(","):

@@ -10,15 +10,19 @@ import argparse
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from timing import replay_us
 
-from ceiba.kernels.triton.decode import DecodeWorkspace, decode
+from ceiba.attention.shared_prefix import MAX_PARTS, plan_shared
+from ceiba.core.step import PrefixGroup
+from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_parts, shared_tile
 from ceiba.kernels.triton.gather import gather_rows
 from ceiba.kernels.triton.linear import gate_up_silu, linear, linear_parts
 from ceiba.kernels.triton.moe import moe, norm_route, route
 from ceiba.kernels.triton.norm import add_rms_norm
 from ceiba.kernels.triton.rope import qkv_norm_rope_write
+from ceiba.kernels.triton.sample import choose
 from ceiba.kernels.triton.skinny import gemv
 
 BANDWIDTH = 4.26e12
@@ -79,7 +83,7 @@ class Model:
                 layer["gate_up"] = weight(2 * s.inner, s.hidden)
                 layer["down"] = weight(s.hidden, s.inner)
             self.layers.append(layer)
-        angle = torch.arange(context + 1, device="cuda")[:, None] * 1e6 ** (
+        angle = torch.arange(max(context, 4096) + 1, device="cuda")[:, None] * 1e6 ** (
             -torch.arange(0, s.dim, 2, device="cuda") / s.dim
         )
         self.cos_sin = torch.cat([angle.cos(), angle.sin()], -1).float()
@@ -99,8 +103,24 @@ class Model:
         self.positions = torch.full((batch,), context - 1, dtype=torch.int32, device="cuda")
         self.slots = self.table[:, -1].long()
         self.ids = torch.randint(0, s.vocab, (batch,), device="cuda")
-        self.workspace = DecodeWorkspace.allocate(batch, s.heads, s.kv_heads, s.dim, 0, torch.device("cuda"))
-        self.counters = torch.zeros(64, dtype=torch.int32, device="cuda")
+        device = torch.device("cuda")
+        self.workspace = DecodeWorkspace.allocate(batch, s.heads, s.kv_heads, s.dim, MAX_PARTS, device)
+        self.shared: dict[str, torch.Tensor] | None = None
+        self.counters = torch.zeros(1024, dtype=torch.int32, device="cuda")
+
+    def share(self, prefix: int) -> None:
+        """Let every segment begin with the first one's ``prefix`` slots, and read them once."""
+        s = self.shape
+        self.table[:, :prefix] = self.table[:1, :prefix]
+        rows = np.arange(self.batch, dtype=np.int32)
+        lens = np.full(self.batch, self.context, np.int32)
+        plan = plan_shared(
+            [PrefixGroup(prefix, rows)], 0, rows, lens, shared_tile(s.heads // s.kv_heads), s.kv_heads, 132
+        )
+        assert plan is not None
+        arrays = {"items": plan.items, "members": plan.members, "starts": plan.own_starts, "counts": plan.counts}
+        self.shared = {name: torch.from_numpy(np.ascontiguousarray(a)).cuda() for name, a in arrays.items()}
+        self.shared["count"] = torch.tensor([len(plan.items)], dtype=torch.int32, device="cuda")
 
     def attend(self, index: int, qkv: torch.Tensor) -> torch.Tensor:
         s, layer = self.shape, self.layers[index]
@@ -109,8 +129,21 @@ class Model:
             qkv, self.cos_sin, self.positions, self.slots, k, v, s.heads, layer["q_norm"], layer["k_norm"],
             dtype=self.head.dtype,
         )  # fmt: skip
-        out = decode(q, k, v, self.table, self.rows, self.lens, self.workspace, s.dim**-0.5)
+        scale, shared = s.dim**-0.5, self.shared
+        if shared is None:
+            out = decode(q, k, v, self.table, self.rows, self.lens, self.workspace, scale)
+        else:
+            items, count, members = shared["items"], shared["count"], shared["members"]
+            shared_parts(q, k, v, self.table, items, count, members, self.workspace, scale)
+            out = decode(
+                q, k, v, self.table, self.rows, self.lens, self.workspace, scale,
+                own_starts=shared["starts"], shared_counts=shared["counts"], max_shared_parts=MAX_PARTS,
+            )  # fmt: skip
         return out.view(self.batch, -1)
+
+    def token(self) -> torch.Tensor:
+        """A whole step: the next token of each segment, greedy."""
+        return choose(self.step(), self.counters)[0]
 
     def step(self) -> torch.Tensor:
         """Logits [batch, vocab]."""
@@ -230,6 +263,7 @@ def main() -> None:
     parser.add_argument("--models", default="8b,30b")
     parser.add_argument("--batches", default="1,64,256")
     parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--shared", action="store_true", help="64 segments with and without a shared prefix")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--profile", action="store_true", help="print the time by kernel")
     options = parser.parse_args()
@@ -239,12 +273,21 @@ def main() -> None:
         model = Model(SHAPES[name], 1, options.context)
         for batch in map(int, options.batches.split(",")):
             model.set_batch(batch)
-            us = replay_us([model.step], replays=15)
+            us = replay_us([model.token], replays=15)
             floor = model.bytes() / BANDWIDTH * 1e6
             print(f"{name} batch {batch:3d} context {options.context}: {us / 1e3:.3f} ms a step, "
                   f"floor {floor / 1e3:.3f}, ratio {us / floor:.2f}", flush=True)  # fmt: skip
             if options.profile:
                 profile(model)
+        if options.shared:
+            for prefix in (0, 3000):
+                model.context = prefix + 94
+                model.set_batch(64)
+                apart = replay_us([model.token], replays=9)
+                print(f"{name} 64 x ({prefix} + 94): {apart / 1e3:.3f} ms a step", flush=True)
+            model.share(3000)
+            us = replay_us([model.token], replays=9)
+            print(f"{name} 64 x (3000 shared + 94): {us / 1e3:.3f} ms a step", flush=True)
         del model
         torch.cuda.empty_cache()
 

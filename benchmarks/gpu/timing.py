@@ -64,6 +64,7 @@ def eager_us(call: Callable[[], object], times: int = 7) -> float:
     measured = []
     for _ in range(times):
         start, end = torch.cuda.Event(True), torch.cuda.Event(True)
+        torch.cuda._sleep(2_000_000)  # the launch itself must not be waited for
         start.record()
         call()
         end.record()

@@ -25,8 +25,9 @@ from ceiba.kernels.triton.launch import (
     wait_for_predecessor,
 )
 
-STAGES = 6
-"""Pipeline stages of the loop over slots, two for each buffer of keys and values because slots are fetched first."""
+TILE = (64, 5, 4)
+"""Positions of a step of the loop over slots, its pipeline stages (two for each buffer of keys and values, because slots
+are fetched first) and warps; measured on an H200 (docs/benchmarks.md)."""
 LOG2E = 1.4426950408889634
 ITEM_FIELDS = 6
 """A shared stretch, int32: first entry in ``members``, number of members, slot-table row, first position, end
@@ -77,16 +78,68 @@ def _attend_slots(
         v_mask = inside[:, None] if DV == BDV else inside[:, None] & (dv < DV)[None, :]
         k = tl.load(k_ptr + slots[:, None] * pool_stride + d[None, :], mask=k_mask, other=0.0).to(q.dtype)
         v = tl.load(v_ptr + slots[:, None] * (pool_stride // D * DV) + dv[None, :], mask=v_mask, other=0.0).to(q.dtype)
-        s = _cap(tl.dot(q, tl.trans(k)) * scale, softcap, SOFTCAP)
+        s = _cap(tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale, softcap, SOFTCAP)
         s = tl.where(inside[None, :], s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, axis=1))
         base = tl.where(m_new == -float("inf"), 0.0, m_new)
         alpha = tl.exp2(m - base)
         p = tl.exp2(s - base[:, None])
         total = total * alpha + tl.sum(p, axis=1)
-        acc = tl.dot(p.to(q.dtype), v, acc * alpha[:, None])
+        acc = tl.dot(p.to(q.dtype), v, acc * alpha[:, None], input_precision="tf32x3")
         m = m_new
     return acc, m, total
+
+
+@triton.jit
+def _merge(
+    out_ptr,
+    part_ptr,
+    lse_ptr,
+    sinks_ptr,
+    segment,
+    kv_head,
+    batch,
+    shared,
+    count,
+    G: tl.constexpr,
+    HP: tl.constexpr,
+    HKV: tl.constexpr,
+    DV: tl.constexpr,
+    BDV: tl.constexpr,
+    SHARED_PARTS: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    """Merge a segment's ``count`` parts, shared ones first, for the heads of one kv head: eight parts at a time, so
+    that the sums stay inside a thread and the loads fly together.
+    """
+    h = tl.arange(0, HP)
+    heads = kv_head * G + h
+    dv = tl.arange(0, BDV)
+    m = tl.full((HP,), -float("inf"), tl.float32)
+    total = tl.zeros((HP,), tl.float32)
+    if SINKS:
+        m = tl.load(sinks_ptr + heads, mask=h < G, other=0.0).to(tl.float32) * 1.4426950408889634
+        total += 1.0
+    acc = tl.zeros((HP, BDV), tl.float32)
+    for start in range(0, count, 8):
+        i = start + tl.arange(0, 8)
+        part = tl.where(i < shared, i, i - shared + SHARED_PARTS).to(tl.int64)
+        place = ((part * batch + segment) * HKV * G)[:, None] + heads[None, :]
+        present = (i < count)[:, None] & (h < G)[None, :]
+        lse = tl.load(lse_ptr + place, mask=present, other=-float("inf"), cache_modifier=".cg")
+        o_mask = present[:, :, None] & (dv < DV)[None, None, :]
+        o_at = part_ptr + place[:, :, None] * DV + dv[None, None, :]
+        o = tl.load(o_at, mask=o_mask, other=0.0, cache_modifier=".cg")
+        m_new = tl.maximum(m, tl.max(lse, axis=0))
+        base = tl.where(m_new == -float("inf"), 0.0, m_new)
+        weight = tl.exp2(lse - base[None, :])
+        alpha = tl.exp2(m - base)
+        total = total * alpha + tl.sum(weight, axis=0)
+        acc = acc * alpha[:, None] + tl.sum(o * weight[:, :, None], axis=0)
+        m = m_new
+    y = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    out_at = out_ptr + (segment * HKV * G + heads[:, None]) * DV + dv[None, :]
+    tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=(h < G)[:, None] & (dv < DV)[None, :])
 
 
 @triton.jit
@@ -112,6 +165,7 @@ def _decode(
     softcap,
     G: tl.constexpr,
     GP: tl.constexpr,
+    HP: tl.constexpr,
     HKV: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr,
@@ -121,7 +175,6 @@ def _decode(
     SPLITS: tl.constexpr,
     LEAST: tl.constexpr,
     SHARED_PARTS: tl.constexpr,
-    PARTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
@@ -210,30 +263,24 @@ def _decode(
             done = tl.atomic_add(counter_ptr + segment * HKV + kv_head, 1, sem="acq_rel")
             if done == used - 1:
                 tl.store(counter_ptr + segment * HKV + kv_head, 0)
-                part = tl.arange(0, PARTS)
-                present = (part < shared) | ((part >= SHARED_PARTS) & (part < SHARED_PARTS + used))
-                spot = (part.to(tl.int64) * batch + segment) * HKV * G + kv_head * G
-                lse_at = lse_ptr + spot[:, None] + g[None, :]
-                lse_mask = present[:, None] & live[None, :]
-                lse = tl.load(lse_at, mask=lse_mask, other=-float("inf"), cache_modifier=".cg")
-                top = tl.max(lse, axis=0)
-                if SINKS:
-                    sink = tl.load(sinks_ptr + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
-                    top = tl.maximum(top, sink)
-                top = tl.where(top == -float("inf"), 0.0, top)
-                weight = tl.exp2(lse - top[None, :])
-                all_weight = tl.sum(weight, axis=0)
-                if SINKS:
-                    all_weight += tl.exp2(sink - top)
-                weight /= tl.where(all_weight > 0.0, all_weight, 1.0)[None, :]
-                for h in tl.static_range(0, G):
-                    o_mask = present[:, None] & (dv < DV)[None, :]
-                    o_at = part_ptr + (spot + h)[:, None] * DV + dv[None, :]
-                    o = tl.load(o_at, mask=o_mask, other=0.0, cache_modifier=".cg")
-                    mine = tl.sum(tl.where(g[None, :] == h, weight, 0.0), axis=1)
-                    y = tl.sum(o * mine[:, None], axis=0)
-                    y_at = out_ptr + (segment * HKV * G + kv_head * G + h) * DV + dv
-                    tl.store(y_at, y.to(out_ptr.dtype.element_ty), mask=dv < DV)
+                _merge(
+                    out_ptr,
+                    part_ptr,
+                    lse_ptr,
+                    sinks_ptr,
+                    segment,
+                    kv_head,
+                    batch,
+                    shared,
+                    shared + used,
+                    G,
+                    HP,
+                    HKV,
+                    DV,
+                    BDV,
+                    SHARED_PARTS,
+                    SINKS,
+                )
     else:
         wait_for_predecessor(PDL)
 
@@ -374,7 +421,7 @@ def shared_parts(
     batch, num_heads, dim = q.shape
     kv_heads, v_dim = k_pool.shape[1], v_pool.shape[2]
     group = num_heads // kv_heads
-    options = pdl_options(q.device)
+    small = dim <= 128 and q.dtype.itemsize == 2
     _shared[(num_multiprocessors(q.device) * 2,)](
         q,
         k_pool,
@@ -398,11 +445,11 @@ def shared_parts(
         BD=power_of_two(dim),
         BDV=power_of_two(v_dim),
         BM=SHARED_ROWS,
-        BN=64,
+        BN=64 if small else 32,
         SOFTCAP=softcap > 0.0,
-        STAGES=STAGES if dim <= 128 else 3,
+        STAGES=5 if small else 3,
         num_warps=4,
-        **options,
+        **pdl_options(q.device),
     )
 
 
@@ -452,6 +499,7 @@ def decode(
     if parts * batch * num_heads > workspace.lse.numel() or batch * kv_heads > workspace.counters.numel():
         raise ValueError(f"the decode workspace is too small for a batch of {batch} with {parts} parts; allocate more")
     unused = rows
+    block, stages, warps = TILE if dim <= 128 and q.dtype.itemsize == 2 else (32, 5, 4)
     _decode[(batch, kv_heads, splits)](
         q,
         k_pool,
@@ -474,22 +522,22 @@ def decode(
         softcap * LOG2E,
         G=group,
         GP=max(16, power_of_two(group)),
+        HP=power_of_two(group),
         HKV=kv_heads,
         D=dim,
         DV=v_dim,
         BD=power_of_two(dim),
         BDV=power_of_two(v_dim),
-        BN=64,
+        BN=block,
         SPLITS=splits,
-        LEAST=2 if splits >= 16 else 4 if splits >= 8 else 16,
+        LEAST=(128 if splits >= 16 else 256 if splits >= 8 else 1024) // block,
         LINES=max(1, power_of_two(dim) * k_pool.element_size() // 128),
         SHARED_PARTS=max_shared_parts,
-        PARTS=power_of_two(parts),
         WINDOW=window,
         SOFTCAP=softcap > 0.0,
         SINKS=sinks is not None,
-        STAGES=STAGES if dim <= 128 else 3,
-        num_warps=4,
+        STAGES=stages,
+        num_warps=warps,
         **pdl_options(q.device),
     )
     return out

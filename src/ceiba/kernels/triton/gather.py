@@ -1,4 +1,6 @@
-"""Row gathers: token embeddings, and the last position of each sampled segment. Knows rows of numbers only."""
+"""Rows by index: token embeddings, the last position of each sampled segment, keys and values to their slots. Knows rows
+of numbers only.
+"""
 
 from __future__ import annotations
 
@@ -43,3 +45,50 @@ def gather_rows(table: torch.Tensor, index: torch.Tensor, out: torch.Tensor | No
             **pdl_options(table.device),
         )
     return out
+
+
+@triton.jit
+def _write_rows(
+    k_ptr,
+    v_ptr,
+    slots_ptr,
+    k_pool_ptr,
+    v_pool_ptr,
+    k_stride,
+    v_stride,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    wait_for_predecessor(PDL)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    k = tl.load(k_ptr + row * k_stride + d, mask=d < K, other=0.0)
+    v = tl.load(v_ptr + row * v_stride + d, mask=d < V, other=0.0)
+    tl.store(k_pool_ptr + slot * K + d, k.to(k_pool_ptr.dtype.element_ty), mask=d < K)
+    tl.store(v_pool_ptr + slot * V + d, v.to(v_pool_ptr.dtype.element_ty), mask=d < V)
+
+
+def write_kv(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> None:
+    """k [T, kv_heads, D], v [T, kv_heads, DV] (heads contiguous, any row stride) to the rows ``slots`` int64 [T] of the
+    pools [slots, kv_heads, dim], in the pools' dtype.
+    """
+    k_width, v_width = k.shape[1] * k.shape[2], v.shape[1] * v.shape[2]
+    if k.shape[0]:
+        block = power_of_two(max(k_width, v_width))
+        _write_rows[(k.shape[0],)](
+            k,
+            v,
+            slots,
+            k_pool,
+            v_pool,
+            k.stride(0),
+            v.stride(0),
+            K=k_width,
+            V=v_width,
+            BLOCK=block,
+            num_warps=min(8, max(1, block // 512)),
+            **pdl_options(k.device),
+        )

@@ -7,14 +7,17 @@ from __future__ import annotations
 import torch
 
 from ceiba.kernels.triton.activation import silu_mul
-from ceiba.kernels.triton.skinny import gemv, matmul_parts
+from ceiba.kernels.triton.skinny import MAX_ROWS, gemv, matmul_parts
 
-PARTS_ROWS = 64
+FEW_ROWS = 16
 """Rows up to which the split product beats cuBLAS on an H200 (docs/benchmarks.md)."""
+DEEP = 8192
+"""Columns from which it does so up to its own limit of rows."""
 
 
 def _few(x: torch.Tensor, w: torch.Tensor) -> bool:
-    return x.shape[0] <= PARTS_ROWS and x.shape[1] % 64 == 0 and w.dtype == x.dtype
+    rows, columns = x.shape
+    return rows <= (MAX_ROWS if columns >= DEEP else FEW_ROWS) and columns % 64 == 0 and w.dtype == x.dtype
 
 
 def linear_parts(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

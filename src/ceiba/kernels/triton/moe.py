@@ -18,7 +18,7 @@ from ceiba.kernels.triton.skinny import GemvShape
 GEMV_TOKENS = 4
 """Tokens up to which ``moe_small`` is used."""
 
-SMALL_TILES = (GemvShape(4, 1024, 4), GemvShape(4, 1024, 4))
+SMALL_TILES = (GemvShape(1, 1024, 4), GemvShape(4, 1024, 2))
 """Tiles of ``moe_small``: gate-up and down (whose columns are all of an expert's), measured on an H200."""
 
 ONE_BLOCK_PAIRS = 4096
@@ -491,9 +491,9 @@ def _grouped_matmul(
                 w = tl.load(w_at + start, mask=inside[:, None], other=0.0)
                 if SILU:
                     u = tl.load(u_at + start, mask=inside[:, None], other=0.0)
-            acc = tl.dot(x, w, acc)
+            acc = tl.dot(x, w, acc, input_precision="tf32x3")
             if SILU:
-                acc_u = tl.dot(x, u, acc_u)
+                acc_u = tl.dot(x, u, acc_u, input_precision="tf32x3")
         if SILU:
             acc = silu(acc) * acc_u
         if WEIGHTED:
@@ -516,11 +516,13 @@ class GroupedShape:
 def grouped_shapes(pairs: int, num_experts: int) -> tuple[GroupedShape, GroupedShape]:
     """Tiles of the gate-up and the down product, by pairs per expert; measured on an H200 (docs/benchmarks.md)."""
     mean = pairs / num_experts
-    if mean <= 16:
-        return GroupedShape(16, 32, 256, 3, 4), GroupedShape(16, 64, 256, 3, 4)
+    if mean <= 8:
+        return GroupedShape(16, 64, 128, 3, 4), GroupedShape(16, 64, 128, 4, 4)
+    if mean <= 24:
+        return GroupedShape(32, 64, 128, 3, 4), GroupedShape(32, 64, 128, 3, 4)
     if mean <= 96:
-        return GroupedShape(64, 64, 64, 4, 4), GroupedShape(64, 128, 64, 4, 4)
-    return GroupedShape(128, 128, 64, 3, 8), GroupedShape(128, 128, 64, 4, 8)
+        return GroupedShape(64, 128, 64, 4, 4), GroupedShape(64, 128, 64, 4, 4)
+    return GroupedShape(128, 128, 64, 4, 8), GroupedShape(128, 128, 64, 4, 8)
 
 
 @triton.jit

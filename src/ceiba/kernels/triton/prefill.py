@@ -7,7 +7,7 @@ diagonal is narrow. Logits are kept in base 2. Knows slots and rows as numbers o
 
 from __future__ import annotations
 
-import functools
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,14 +18,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ceiba.kernels.triton.decode import LOG2E, _cap
 from ceiba.kernels.triton.launch import power_of_two
 
-TILE_ROWS = 128
-"""Query rows (tokens times heads of a group) of one tile."""
-
 
 @triton.jit
 def _online(q, k, v, acc, m, total, keep, scale, softcap, SOFTCAP: tl.constexpr, MASKED: tl.constexpr):
     """One step of the online softmax: k, v [BN, D]; ``keep`` [BM, BN] where MASKED."""
-    s = tl.dot(q, tl.trans(k))
+    s = tl.dot(q, tl.trans(k), input_precision="tf32x3")
     if SOFTCAP:
         s = _cap(s * scale, softcap, SOFTCAP)
         if MASKED:
@@ -41,7 +38,7 @@ def _online(q, k, v, acc, m, total, keep, scale, softcap, SOFTCAP: tl.constexpr,
         p = tl.exp2(s * scale - base[:, None])
     alpha = tl.exp2(m - base)
     total = total * alpha + tl.sum(p, axis=1)
-    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="tf32x3")
     return acc, m_new, total
 
 
@@ -185,12 +182,15 @@ TILE_FIELDS = 5
 cached before them, slot-table row."""
 
 
-def plan_tiles(lengths: np.ndarray, cached: np.ndarray, rows: np.ndarray, group: int) -> np.ndarray:
+def plan_tiles(
+    lengths: np.ndarray, cached: np.ndarray, rows: np.ndarray, group: int, tile_rows: int = 128
+) -> np.ndarray:
     """Cut segments of ``lengths`` new tokens (back to back in q) into tiles, the costliest first.
 
-    All arguments int32 [B]; ``group`` is heads per kv head. Returns int32 [n, TILE_FIELDS].
+    All arguments int32 [B]; ``group`` is heads per kv head; ``tile_rows`` is the
+    ``PrefillShape.rows`` that the tiles will be run with. Returns int32 [n, TILE_FIELDS].
     """
-    step = TILE_ROWS // group
+    step = tile_rows // group
     counts = -(-lengths // step)
     segment = np.repeat(np.arange(len(lengths), dtype=np.int32), counts)
     inner = np.arange(len(segment), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -205,12 +205,21 @@ def plan_tiles(lengths: np.ndarray, cached: np.ndarray, rows: np.ndarray, group:
     return tiles[np.argsort(-cost, kind="stable")]
 
 
-@functools.cache
-def prefill_shape(head_dim: int) -> tuple[int, int, int]:
-    """(BLOCK_N, warps, stages) by head dimension, from measurements on an H200 (docs/benchmarks.md)."""
-    if head_dim <= 128:
-        return 128, 8, 2
-    return 64, 8, 2
+@dataclass(frozen=True, slots=True)
+class PrefillShape:
+    """Query rows of a tile, positions of a step, warps, pipeline stages."""
+
+    rows: int
+    block: int
+    warps: int
+    stages: int
+
+
+def prefill_shape(head_dim: int, itemsize: int) -> PrefillShape:
+    """By head dimension and bytes of an element; measured on an H200 (docs/benchmarks.md)."""
+    if itemsize > 2:
+        return PrefillShape(128, 32, 8, 2) if head_dim <= 128 else PrefillShape(64, 16, 4, 1)
+    return PrefillShape(128, 128, 8, 3) if head_dim <= 128 else PrefillShape(128, 64, 8, 2)
 
 
 def _can_copy_tiles(k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -240,7 +249,7 @@ def prefill(
     sinks: torch.Tensor | None = None,
     causal: bool = True,
     out: torch.Tensor | None = None,
-    shape: tuple[int, int, int] | None = None,
+    shape: PrefillShape | None = None,
 ) -> torch.Tensor:
     """Attention of the new tokens of ragged segments over their cached prefix and themselves.
 
@@ -257,14 +266,17 @@ def prefill(
         out = torch.empty(tokens, num_heads, v_dim, dtype=q.dtype, device=q.device)
     if tiles.shape[0] == 0:
         return out
-    block, warps, stages = shape or prefill_shape(dim)
+    tile = shape or prefill_shape(max(dim, v_dim), q.dtype.itemsize)
     pooled = k is None or v is None
-    tma = k is not None and v is not None and _can_copy_tiles(k, v)
-    k_argument: object = q if k is None else k
-    v_argument: object = q if v is None else v
-    if tma:
-        k_argument = TensorDescriptor(k, [tokens, kv_heads * dim], [k.stride(0), 1], [block, dim])
-        v_argument = TensorDescriptor(v, [tokens, kv_heads * v_dim], [v.stride(0), 1], [block, v_dim])
+    tma = False
+    k_argument: object = q
+    v_argument: object = q
+    if k is not None and v is not None:
+        k_argument, v_argument = k, v
+        tma = _can_copy_tiles(k, v)
+    if tma and k is not None and v is not None:
+        k_argument = TensorDescriptor(k, [tokens, kv_heads * dim], [k.stride(0), 1], [tile.block, dim])
+        v_argument = TensorDescriptor(v, [tokens, kv_heads * v_dim], [v.stride(0), 1], [tile.block, v_dim])
     _prefill[(tiles.shape[0], kv_heads)](
         q,
         k_argument,
@@ -288,16 +300,16 @@ def prefill(
         DV=v_dim,
         BD=power_of_two(dim),
         BDV=power_of_two(v_dim),
-        BM=TILE_ROWS,
-        BN=block,
+        BM=tile.rows,
+        BN=tile.block,
         WINDOW=window,
         SOFTCAP=softcap > 0.0,
         SINKS=sinks is not None,
         CAUSAL=causal,
         POOLED=pooled,
         TMA=tma,
-        STAGES=stages,
-        num_warps=warps,
-        num_stages=stages,
+        STAGES=tile.stages,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     return out

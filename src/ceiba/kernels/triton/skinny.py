@@ -16,7 +16,6 @@ import triton.language as tl
 from ceiba.kernels.triton.activation import silu
 from ceiba.kernels.triton.launch import (
     divide_up,
-    num_multiprocessors,
     pdl_options,
     power_of_two,
     prefetch_to_l2,
@@ -94,13 +93,13 @@ class GemvShape:
     warps: int
 
 
-def gemv_shape(n: int, k: int, paired: bool) -> GemvShape:
-    """The tile for an [n, k] weight, from measurements on an H200 (docs/benchmarks.md)."""
+def gemv_shape(k: int, paired: bool) -> GemvShape:
+    """The tile for weight rows of ``k`` columns, from measurements on an H200 (docs/benchmarks.md)."""
     if paired:
+        return GemvShape(1, 1024, 4)
+    if k >= 8192:
         return GemvShape(4, 512, 4)
-    if n >= 32768:
-        return GemvShape(8, 512, 4)
-    return GemvShape(4, 1024, 4) if k >= 2048 else GemvShape(8, 256, 2)
+    return GemvShape(2, 2048, 4) if k >= 4096 else GemvShape(2, 1024, 2)
 
 
 def gemv(
@@ -124,7 +123,7 @@ def gemv(
         n //= 2
     if out is None:
         out = torch.empty(1, n, dtype=dtype or x.dtype, device=x.device)
-    tile = shape or gemv_shape(n, k, silu_pairs)
+    tile = shape or gemv_shape(k, silu_pairs)
     _gemv[(divide_up(n, tile.rows),)](
         x,
         w,
@@ -196,9 +195,9 @@ def _matmul_parts(
             w = tl.load(w_at + start, mask=inside[:, None], other=0.0, eviction_policy="evict_first")
             if SILU:
                 u = tl.load(u_at + start, mask=inside[:, None], other=0.0, eviction_policy="evict_first")
-        acc = tl.dot(x, w, acc)
+        acc = tl.dot(x, w, acc, input_precision="tf32x3")
         if SILU:
-            acc_u = tl.dot(x, u, acc_u)
+            acc_u = tl.dot(x, u, acc_u, input_precision="tf32x3")
     if SILU:
         acc = silu(acc) * acc_u
     at = out_ptr + part.to(tl.int64) * M * N + m[:, None] * N + n[None, :]
@@ -207,7 +206,7 @@ def _matmul_parts(
 
 @dataclass(frozen=True, slots=True)
 class SkinnyShape:
-    """Tile of the split product: weight rows and columns a block takes at a time, parts of K, pipeline stages, warps."""
+    """Tile of the split product: weight rows and columns of a step, parts of K, pipeline stages, warps."""
 
     rows: int
     columns: int
@@ -216,17 +215,17 @@ class SkinnyShape:
     warps: int
 
 
-def skinny_shape(m: int, n: int, k: int, paired: bool, multiprocessors: int) -> SkinnyShape:
-    """The tile and the split: enough blocks to fill the device twice, parts of at least 512 columns."""
-    rows = 32 if m <= 16 else 64
+def skinny_shape(m: int, n: int, k: int, paired: bool) -> SkinnyShape:
+    """The tile and the split for an [n, k] weight, from measurements on an H200 (docs/benchmarks.md)."""
     if paired:
-        return SkinnyShape(rows if m <= 16 else 32, 128 if m > 16 else 256, 1, 4, 4)
+        return SkinnyShape(32, 256, 1, 4, 4) if m <= 16 else SkinnyShape(32, 128, 1, 4, 4)
     if n >= 32768:
         return SkinnyShape(64, 128, 1, 5, 4)
-    parts = 1
-    while parts < 8 and divide_up(n, rows) * parts < 2 * multiprocessors and k // (parts * 2) >= 512:
-        parts *= 2
-    return SkinnyShape(rows, 256 if m <= 16 else 128, parts, 4, 4)
+    if k >= 8192:
+        return SkinnyShape(64, 256, 4, 3, 4) if m <= 16 else SkinnyShape(64, 128, 4, 3, 4)
+    if k >= 4096:
+        return SkinnyShape(32, 256, 2, 4, 4) if m <= 16 else SkinnyShape(32, 128, 2, 3, 4)
+    return SkinnyShape(64, 128, 8 if k >= 2048 else 1, 3, 4)
 
 
 def matmul_parts(
@@ -248,7 +247,7 @@ def matmul_parts(
     if m > MAX_ROWS:
         raise ValueError(f"matmul_parts takes at most {MAX_ROWS} rows, not {m}; use torch.matmul")
     whole = single or silu_pairs
-    tile = shape or skinny_shape(m, n, k, silu_pairs, num_multiprocessors(x.device))
+    tile = shape or skinny_shape(m, n, k, silu_pairs)
     parts = 1 if whole else tile.parts
     part = divide_up(divide_up(k, parts), 64) * 64
     out = torch.empty(parts, m, n, dtype=(dtype or x.dtype) if whole else torch.float32, device=x.device)

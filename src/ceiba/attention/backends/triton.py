@@ -1,0 +1,246 @@
+"""Attention on CUDA devices with the project's Triton kernels: ragged prefill, split-KV decode, shared-prefix decode.
+
+``plan`` cuts the step into tiles and shared items on the host and copies them to the device; every tensor that a
+captured graph reads is allocated once and updated in place. Decode steps can be captured: one graph for each batch
+size and ``graph_key``. Never knows a model or a request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ceiba.attention.base import AttentionBatch, AttentionLayer, Capabilities
+from ceiba.attention.shared_prefix import MAX_PARTS, SharedPlan, plan_shared
+from ceiba.kernels.triton.decode import ITEM_FIELDS, DecodeWorkspace, decode, shared_parts, shared_tile
+from ceiba.kernels.triton.gather import write_kv
+from ceiba.kernels.triton.launch import num_multiprocessors, power_of_two
+from ceiba.kernels.triton.prefill import plan_tiles, prefill, prefill_shape
+from ceiba.memory.pool import KVPool
+
+Tensor = torch.Tensor
+
+CAPABILITIES = Capabilities(
+    devices=frozenset({"cuda"}),
+    dtypes=frozenset({torch.bfloat16, torch.float16, torch.float32}),
+    kv_dtypes=frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2}),
+    head_dims=frozenset(range(16, 257, 8)),
+    sliding_window=True,
+    softcap=True,
+    sinks=True,
+    shared_prefix=True,
+    cuda_graph=True,
+)
+STAGING_BUFFERS = 3
+"""Host buffers in rotation: a step's copy may still be under way while the next steps are planned."""
+
+
+class SharedBuffers:
+    """The device side of a ``SharedPlan``, at fixed addresses, and the pinned buffers it is copied from."""
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self.max_rows = max_rows
+        self.max_members = 4 * max_rows
+        self.max_items = 4 * max_rows + 1024
+        at = np.cumsum([0, 32, max_rows, max_rows, self.max_members]).tolist()
+        self.offsets = at
+        size = at[4] + self.max_items * ITEM_FIELDS
+        self.device = torch.zeros(size, dtype=torch.int32, device=device)
+        self.host = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(STAGING_BUFFERS)]
+        self.copied = [torch.cuda.Event() for _ in range(STAGING_BUFFERS)]
+        self.turn = 0
+        self.num_items = self.device[:1]
+        self.own_starts = self.device[at[1] : at[2]]
+        self.counts = self.device[at[2] : at[3]]
+        self.members = self.device[at[3] : at[4]]
+        self.items = self.device[at[4] :].view(-1, ITEM_FIELDS)
+
+    def fits(self, plan: SharedPlan) -> bool:
+        return len(plan.members) <= self.max_members and len(plan.items) <= self.max_items
+
+    def copy(self, plan: SharedPlan) -> None:
+        """One asynchronous copy; segments past the plan's batch (a graph's padding) are set to share nothing."""
+        self.turn = (self.turn + 1) % STAGING_BUFFERS
+        self.copied[self.turn].synchronize()
+        host, at = self.host[self.turn].numpy(), self.offsets
+        batch, used = len(plan.counts), at[4] + plan.items.size
+        host[0] = len(plan.items)
+        host[at[1] : at[3]] = 0
+        host[at[1] : at[1] + batch] = plan.own_starts
+        host[at[2] : at[2] + batch] = plan.counts
+        host[at[3] : at[3] + len(plan.members)] = plan.members
+        host[at[4] : used] = plan.items.ravel()
+        self.device[:used].copy_(self.host[self.turn][:used], non_blocking=True)
+        self.copied[self.turn].record()
+
+
+class TritonAttention:
+    """See ``attention.base.AttentionBackend``."""
+
+    name = "triton"
+    capabilities = CAPABILITIES
+
+    def __init__(self) -> None:
+        self._workspaces: dict[tuple[int, int, int, int], DecodeWorkspace] = {}
+        self._shared: dict[tuple[int, int], SharedBuffers] = {}
+        self._sharing: dict[tuple[int, int], bool] = {}
+        self._planned: dict[tuple[int, int], bytes] = {}
+        self._tiles: dict[tuple[int, int], Tensor] = {}
+        self._shapes: set[tuple[int, int]] = set()
+
+    def prepare(self, layers: list[AttentionLayer]) -> None:
+        """Announce the layers, so that the first step is planned whole (else it is from the second step on)."""
+        self._shapes.update((layer.num_heads, layer.num_kv_heads) for layer in layers)
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+        count = batch.num_prefill
+        self._prefill_tokens = int(batch.lengths[:count].sum())
+        self._tiles.clear()
+        for shape in self._shapes:
+            self._plan_shape(shape)
+
+    @property
+    def graph_key(self) -> tuple[bool, ...]:
+        """What, besides the batch size, a captured decode step depends on: whether each layer shape shares prefixes."""
+        return tuple(self._sharing[shape] for shape in sorted(self._shapes))
+
+    def _plan_shape(self, shape: tuple[int, int]) -> None:
+        """Shared items for layers with these (heads, kv heads)."""
+        batch, (heads, kv_heads) = self._batch, shape
+        group, count = heads // kv_heads, batch.num_prefill
+        device = batch.slot_table.device
+        self._sharing[shape] = False
+        if not batch.groups or shared_tile(group) < 2:
+            return
+        key = batch.rows[count:].tobytes() + b"".join(
+            np.int64(g.length).tobytes() + g.segments.tobytes() for g in batch.groups
+        )
+        key += np.int64(count).tobytes()
+        buffers = self._shared.get(shape)
+        if buffers is None:
+            buffers = self._shared[shape] = SharedBuffers(batch.slot_table.shape[0], device)
+        if self._planned.get(shape) == key:
+            self._sharing[shape] = True
+            return
+        kv_lens = (batch.starts + batch.lengths)[count:]
+        plan = plan_shared(
+            batch.groups, count, batch.rows[count:], kv_lens, shared_tile(group), kv_heads, num_multiprocessors(device)
+        )
+        if plan is not None and buffers.fits(plan):
+            buffers.copy(plan)
+            self._planned[shape] = key
+            self._sharing[shape] = True
+
+    def _tiles_for(self, group: int, tile_rows: int) -> Tensor:
+        """This step's prefill tiles, cut and copied by the first layer that needs them."""
+        found = self._tiles.get((group, tile_rows))
+        if found is None:
+            batch, count = self._batch, self._batch.num_prefill
+            tiles = plan_tiles(batch.lengths[:count], batch.starts[:count], batch.rows[:count], group, tile_rows)
+            found = torch.from_numpy(tiles).pin_memory().to(batch.slot_table.device, non_blocking=True)
+            self._tiles[group, tile_rows] = found
+        return found
+
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        layer: AttentionLayer,
+        pool: KVPool,
+        sinks: Tensor | None = None,
+        written: bool = False,
+    ) -> Tensor:
+        """As the contract says. ``written``: k and v are in the pool already and are passed for prefill to read, which
+        is faster from contiguous rows.
+        """
+        batch, tokens = self._batch, self._prefill_tokens
+        k_pool, v_pool = pool.k[layer.index], pool.v[layer.index]
+        if k is not None and v is not None and not written:
+            write_kv(k, v, batch.slots, k_pool, v_pool)
+        shape = (layer.num_heads, layer.num_kv_heads)
+        if shape not in self._shapes:
+            self._shapes.add(shape)
+            self._plan_shape(shape)
+        out = torch.empty(q.shape[0], layer.num_heads, v_pool.shape[2], dtype=q.dtype, device=q.device)
+        if tokens:
+            dim = max(q.shape[2], v_pool.shape[2])
+            prefill(
+                q[:tokens],
+                None if k is None else k[:tokens],
+                None if v is None else v[:tokens],
+                k_pool,
+                v_pool,
+                batch.slot_table,
+                self._tiles_for(layer.num_heads // layer.num_kv_heads, prefill_shape(dim, q.dtype.itemsize).rows),
+                layer.scale,
+                layer.window,
+                layer.softcap,
+                sinks,
+                layer.causal,
+                out=out[:tokens],
+            )
+        if q.shape[0] > tokens:
+            self._decode(q[tokens:], layer, shape, k_pool, v_pool, sinks, out[tokens:])
+        return out
+
+    def _decode(
+        self,
+        q: Tensor,
+        layer: AttentionLayer,
+        shape: tuple[int, int],
+        k_pool: Tensor,
+        v_pool: Tensor,
+        sinks: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        batch, count = self._batch, self._batch.num_prefill
+        workspace = self._workspace(q.shape[0], shape, v_pool.shape[2], q.device)
+        # A window would need the stretch cut at a different place for each member.
+        sharing = self._sharing[shape] and not layer.window
+        own_starts = counts = None
+        if sharing:
+            buffers = self._shared[shape]
+            own_starts, counts = buffers.own_starts, buffers.counts
+            shared_parts(
+                q,
+                k_pool,
+                v_pool,
+                batch.slot_table,
+                buffers.items,
+                buffers.num_items,
+                buffers.members,
+                workspace,
+                layer.scale,
+                layer.softcap,
+            )
+        decode(
+            q,
+            k_pool,
+            v_pool,
+            batch.slot_table,
+            batch.rows_device[count:],
+            batch.kv_lens_device[count:],
+            workspace,
+            layer.scale,
+            layer.window,
+            layer.softcap,
+            sinks,
+            own_starts,
+            counts,
+            MAX_PARTS if sharing else 0,
+            out=out,
+        )
+
+    def _workspace(self, batch: int, shape: tuple[int, int], v_dim: int, device: torch.device) -> DecodeWorkspace:
+        """Scratch by power of two of the batch, kept for good because captured graphs hold its addresses. The first
+        step of a size must run outside of a capture, as the warm-up before a capture does.
+        """
+        size = power_of_two(batch)
+        key = (size, *shape, v_dim)
+        found = self._workspaces.get(key)
+        if found is None:
+            found = DecodeWorkspace.allocate(size, shape[0], shape[1], v_dim, MAX_PARTS, device)
+            self._workspaces[key] = found
+        return found
