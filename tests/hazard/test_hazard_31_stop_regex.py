@@ -25,7 +25,7 @@ def test_catastrophic_patterns_take_linear_time(pattern: str) -> None:
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("pattern", ["(a|aa)+$", r"(a)\1", "(?=a)b", "(?<!a)b"])
+@pytest.mark.parametrize("pattern", [r"(a)\1", "(?=a)b", "(?<!a)b"])
 def test_what_a_linear_engine_cannot_do_is_refused(pattern: str) -> None:
     with pytest.raises(BadRequest, match="cannot be used") as caught:
         StopCompiler().compile((), (pattern,))
