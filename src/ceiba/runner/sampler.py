@@ -2,9 +2,9 @@
 
 Order: frequency and presence penalties, repetition penalty, logit bias, end tokens held back until the minimum length,
 grammar mask; then temperature, top-k, top-p and min-p, each measured on the whole distribution at that temperature
-(none renormalizes for the next); then the Gumbel-max choice (Maddison et al., A* Sampling, 2014) with noise from
-``runner.noise``. Greedy rows take the most likely token, the lowest id among equals, and a step of greedy rows that
-asks for nothing else is one reduction. Knows segments, never requests.
+(none renormalizes for the next); then the choice by an exponential race (the Gumbel-max trick without its logarithms:
+Maddison et al., A* Sampling, 2014) with noise from ``runner.noise``. Greedy rows take the most likely token, the lowest
+id among equals, and a step of greedy rows that asks for nothing else is one reduction. Knows segments, never requests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ceiba.core.step import TokenMasks
-from ceiba.runner.noise import SPAN, gumbel, row_keys
+from ceiba.runner.noise import LARGEST, SMALLEST, exponential, row_keys
 from ceiba.runner.rows import Draws, Rows, SamplingBatch
 
 Tensor = torch.Tensor
@@ -24,8 +24,9 @@ FAULTS = {
     1: "the model produced logits that are not finite numbers for this request",
     2: "no token is allowed at this position: the constraints of this request exclude every token",
 }
-MARGIN = 1e-3
-"""Candidates are taken this much (in logits) below the exact border, which is then applied to them alone."""
+UNREACHABLE = math.log(LARGEST / SMALLEST)
+"""A token whose logit over temperature is this far below the best one's cannot win, whatever the noise."""
+BINS = 2048
 
 
 @dataclass(slots=True)
@@ -103,73 +104,72 @@ def unpack_bits(bits: Tensor, size: int) -> Tensor:
     return wide.view(len(bits), -1)[:, :size].bool()
 
 
-def draw(x: Tensor, draws: Draws, rows: Rows, dense: bool | None = None) -> Tensor:
-    """Tokens int64 [N] for x [N, vocab]: logits over temperature, the best of each row at 0; x may be overwritten.
+def draw(x: Tensor, draws: Draws, rows: Rows, in_order: bool | None = None) -> Tensor:
+    """Tokens int64 [N] for x [N, vocab]: logits over temperature, the best of each row at 0.
 
-    ``dense`` works on the whole vocabulary without ever waiting for the device (the default on accelerators); otherwise
-    on the candidates alone. Both choose the same tokens.
+    The choice is an exponential race: of independent exponentials over the tokens' weights the smallest belongs to
+    token i with probability weight_i / total. ``in_order`` finds the borders of top-k and top-p by sorting, which never
+    waits for the device (the default on accelerators), otherwise by histogram. Both keep the same tokens.
     """
-    if dense is None:
-        dense = x.device.type != "cpu"
+    if in_order is None:
+        in_order = x.device.type != "cpu"
+    weights = x.exp()
+    if draws.top_p is not None or draws.top_k is not None:
+        mass = None
+        if draws.top_p is not None:
+            mass = torch.where(draws.top_p < 1, draws.top_p * weights.sum(dim=1, keepdim=True), math.inf)
+        (_trim_sorted if in_order else _trim_binned)(x, weights, draws.top_k, mass)
+    if draws.min_p is not None:
+        # The best token weighs 1.
+        weights.masked_fill_(weights < draws.min_p, 0.0)
     keys = row_keys(draws.seeds, rows.out_pos.index_select(0, draws.rows))
-    total = torch.logsumexp(x, dim=1, keepdim=True) if draws.top_p is not None else None
-    ordered = draws.top_p is not None or draws.top_k is not None
-    if not dense:
-        values, ids = _candidates(x, draws, total)
-        if ordered:
-            values, order = values.sort(dim=1, descending=True, stable=True)
-            ids = ids.gather(1, order)
-    elif ordered:
-        values, ids = x.sort(dim=1, descending=True, stable=True)
-    else:
-        values, ids = x, torch.arange(x.shape[1], device=x.device).unsqueeze(0)
-    drop = None
-    if draws.min_p is not None:
-        drop = values < draws.min_p.log()
-    if ordered:
-        drop = _outside(values, draws, total, drop)
-    if drop is not None:
-        values = values.masked_fill(drop, float("-inf"))
-    winner = (values + gumbel(keys, ids)).argmax(dim=1, keepdim=True)
-    return ids.expand(len(x), -1).gather(1, winner).squeeze(1)
+    return exponential(keys, x.shape[1]).div_(weights).argmin(dim=1)
 
 
-def _outside(values: Tensor, draws: Draws, total: Tensor | None, drop: Tensor | None) -> Tensor:
-    """What top-k and top-p leave out of values [N, K], sorted downwards: all beyond the k-th, and all before which
-    the mass has reached top_p already (so the set is the smallest that reaches it)."""
-    if draws.top_k is not None:
-        beyond = torch.arange(values.shape[1], device=values.device).unsqueeze(0) >= draws.top_k
-        drop = beyond if drop is None else drop | beyond
-    if draws.top_p is not None and total is not None:
-        mass = (values - total).exp()
-        before = mass.cumsum(dim=1) - mass
-        beyond = before >= draws.top_p
-        beyond[:, 0] = False
-        beyond &= draws.top_p < 1
-        drop = beyond if drop is None else drop | beyond
-    assert drop is not None
-    return drop
+def _trim_sorted(x: Tensor, weights: Tensor, top_k: Tensor | None, mass: Tensor | None) -> None:
+    """Zero the weights of all tokens beyond the k best, and of all before which ``mass`` has been reached already, so
+    that the smallest set that reaches it stays. Equal tokens stand in order of id."""
+    values, order = x.sort(dim=1, descending=True, stable=True)
+    ordered = values.exp()
+    if mass is not None:
+        ordered = ordered.masked_fill(ordered.cumsum(dim=1) - ordered >= mass, 0.0)
+    if top_k is not None:
+        beyond = torch.arange(x.shape[1], device=x.device).unsqueeze(0) >= top_k
+        ordered = ordered.masked_fill(beyond, 0.0)
+    weights.scatter_(1, order, ordered)
 
 
-def _candidates(x: Tensor, draws: Draws, total: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The tokens that can still be chosen, as (values, ids) [N, K] in order of id, padded with -inf and 0.
+def _trim_binned(x: Tensor, weights: Tensor, top_k: Tensor | None, mass: Tensor | None) -> None:
+    """As ``_trim_sorted``, sorting only the one bin of a histogram in which each border lies.
 
-    Exact, and far smaller than the vocabulary: a token further than the noise's span below the best cannot win; the
-    tokens whose probability is under (1 - top_p) / vocab together weigh less than 1 - top_p, so top-p never reaches
-    them; and min-p is a border by itself. Reading K waits for the device, hence for host tensors only.
+    Tokens so far below the best that no noise lets them win share the last bin, where no border is looked for.
     """
-    border = torch.full((len(x), 1), -SPAN)
-    if draws.top_p is not None and total is not None:
-        border = torch.maximum(border, total + ((1 - draws.top_p) / x.shape[1]).log())
-    if draws.min_p is not None:
-        border = torch.maximum(border, draws.min_p.log())
-    near = x >= border - MARGIN
-    lines, ids = near.nonzero(as_tuple=True)
-    sizes = torch.bincount(lines, minlength=len(x))
-    width = max(1, int(sizes.max()))
-    at = torch.arange(len(lines)) - (sizes.cumsum(0) - sizes).index_select(0, lines)
+    bins = (x * (-BINS / UNREACHABLE)).nan_to_num_(nan=0.0, posinf=BINS).clamp_(max=BINS - 1).long()
+    total = weights.clone() if mass is not None and top_k is not None else weights
+    if top_k is not None:
+        _trim_at(x, weights, bins, torch.ones((), dtype=x.dtype).expand_as(x), top_k.to(x.dtype))
+    if mass is not None:
+        _trim_at(x, weights, bins, total, mass)
+
+
+def _trim_at(x: Tensor, weights: Tensor, bins: Tensor, measure: Tensor, limit: Tensor) -> None:
+    """Zero the weights of tokens before which ``measure``, added up from the best token on, has reached ``limit``."""
+    sums = torch.zeros(len(x), BINS, dtype=torch.float64).scatter_add_(1, bins, measure.double())
+    reached = sums.cumsum(dim=1)
+    border = (reached < limit).sum(dim=1, keepdim=True).clamp_(max=BINS - 1)
+    inside = (bins == border) & (border < BINS - 1)
+    lines, ids = inside.nonzero(as_tuple=True)
+    counts = torch.bincount(lines, minlength=len(x))
+    width = max(1, int(counts.max()))
+    at = torch.arange(len(lines)) - (counts.cumsum(0) - counts).index_select(0, lines)
     values = torch.full((len(x), width), -math.inf)
-    padded = torch.zeros(len(x), width, dtype=torch.int64)
     values[lines, at] = x[lines, ids]
-    padded[lines, at] = ids
-    return values, padded
+    share = torch.zeros(len(x), width, dtype=torch.float64)
+    share[lines, at] = measure[lines, ids].double()
+    order = values.argsort(dim=1, descending=True, stable=True)
+    share = share.gather(1, order)
+    before = (reached - sums).gather(1, border) + share.cumsum(dim=1) - share
+    dropped = torch.zeros_like(values, dtype=torch.bool).scatter_(1, order, before >= limit)
+    weights.masked_fill_(bins > border, 0.0)
+    out = dropped[lines, at]
+    weights[lines[out], ids[out]] = 0.0
