@@ -38,6 +38,7 @@ from ceiba.core.messages import (
     bytes_to_ids,
     ids_to_bytes,
 )
+from ceiba.text.template import Capabilities, normalize
 
 EOS = 256
 VOCAB = 257
@@ -65,7 +66,19 @@ class ByteTokenizer:
         return bytes([token_id]) if token_id < 256 else b"<eos>"
 
 
+TEXT_ONLY = Capabilities(
+    text_content=True,
+    part_content=False,
+    developer_role=False,
+    object_arguments=True,
+    null_content=False,
+    empty_content=True,
+)
+
+
 class PlainTemplate:
+    """Takes messages as real templates do, through the same normalization."""
+
     def render(
         self,
         messages: list[dict[str, Any]],
@@ -78,7 +91,8 @@ class PlainTemplate:
             raise ValueError("roles must alternate")
         if kwargs.get("slow"):
             time.sleep(kwargs["slow"])
-        text = "".join(f"<{m['role']}>{m['content']}\n" for m in messages)
+        shown = [normalize(m, TEXT_ONLY, f"messages[{i}]") for i, m in enumerate(messages)]
+        text = "".join(f"<{m['role']}>{m['content']}\n" for m in shown)
         if continue_final_message:
             return text.removesuffix("\n")
         return text + ("<assistant>" if add_generation_prompt else "")

@@ -106,6 +106,10 @@ class Routes:
         self._app.add_route(path, handler, methods=list(methods), include_in_schema=False)
 
 
+def _chat_hints(body: schemas.ChatRequest, front: Front) -> dict[str, str]:
+    return translate.hints(body, chat.unread_variables(body, front))
+
+
 def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
@@ -116,7 +120,7 @@ def _inference(routes: Routes, front: Front) -> None:
     async def chat_completions(request: Request) -> Response:
         body = await read(request, schemas.ChatRequest)
         wanted = chat.engine_request(body, front, request.headers)
-        return Answer(front, wanted, chat.ChatShape(body, wanted, front, texts), translate.hints(body))
+        return Answer(front, wanted, chat.ChatShape(body, wanted, front, texts), _chat_hints(body, front))
 
     async def text_completions(request: Request) -> Response:
         body = await read(request, schemas.CompletionRequest)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ceiba.server import answers
-from support.fake_engine import EOS, logprob_of, text_for
+from support.fake_engine import EOS, PlainTemplate, logprob_of, text_for
 from support.front_world import events
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -212,13 +212,16 @@ async def test_a_model_without_template_says_so(worlds):
     assert reply.json()["error"]["code"] == "no_chat_template"
 
 
-async def test_tool_arguments_reach_the_template_as_objects(worlds):
+async def test_tool_calls_and_variables_reach_the_template(worlds):
     seen = []
 
-    class Template:
-        def render(self, messages, tools=None, add_generation_prompt=True, continue_final_message=False, **kwargs):
+    class Template(PlainTemplate):
+        def source(self):
+            return "{{ messages }}{{ enable_thinking }}"
+
+        def render(self, messages, *args, **kwargs):
             seen.append((messages, kwargs))
-            return "x"
+            return super().render(messages, *args)
 
     world = await worlds(template=Template())
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -227,12 +230,14 @@ async def test_tool_arguments_reach_the_template_as_objects(worlds):
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "2", "tool_call_id": "1"},
     ]
-    await chat(world, messages=messages, max_tokens=1, chat_template_kwargs={"enable_thinking": False})
-    shown, kwargs = seen[0]
-    assert shown[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
-    assert shown[1]["content"] == ""
-    assert shown[2]["tool_call_id"] == "1"
-    assert kwargs == {"enable_thinking": False}
+    body = {"messages": messages, "max_tokens": 1, "reasoning_effort": "low"}
+    body["chat_template_kwargs"] = {"enable_thinking": False, "unknown": 1}
+    reply = await world.client.post(URL, json=body)
+    assert reply.status_code == 200, reply.text
+    ((shown, kwargs),) = seen
+    assert shown == messages
+    assert kwargs.items() >= {"enable_thinking": False, "unknown": 1, "reasoning_effort": "low"}.items()
+    assert reply.headers["x-ceiba-hints"] == "chat_template_kwargs.unknown,reasoning_effort"
 
 
 async def test_operator_defaults_lie_under_the_requests_fields(worlds):

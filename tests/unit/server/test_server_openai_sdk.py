@@ -29,6 +29,16 @@ def server():
 
 
 @pytest.fixture
+def slow(server):
+    """The engine, at a pace at which a test is always faster than an answer."""
+    engine = server[1]
+    engine.aborted.clear()
+    engine.step_seconds = 0.05
+    yield engine
+    engine.step_seconds = 0.0005
+
+
+@pytest.fixture
 def client(server):
     with openai.OpenAI(base_url=f"{server[0]}/v1", api_key="key", max_retries=0) as client:
         yield client
@@ -131,20 +141,16 @@ async def test_async_and_many_at_once(server):
     assert texts == [text_for(list(f"p{i}".encode()), None)[:30] for i in range(40)]
 
 
-def test_leaving_a_stream_aborts(server, client):
-    engine = server[1]
-    engine.aborted.clear()
+def test_leaving_a_stream_aborts(slow, client):
     stream = client.chat.completions.create(
         model="m", messages=MESSAGES, max_tokens=480, stream=True, extra_body={"rid": "leaving"}
     )
     next(iter(stream))
     stream.close()
-    wait_until(lambda: engine.aborted == ["leaving#0"])
+    wait_until(lambda: slow.aborted == ["leaving#0"])
 
 
-def test_closing_a_socket_aborts_a_request_that_does_not_stream(server):
-    engine = server[1]
-    engine.aborted.clear()
+def test_closing_a_socket_aborts_a_request_that_does_not_stream(server, slow):
     host, port = server[0].removeprefix("http://").split(":")
     body = b'{"prompt": "x", "max_tokens": 480, "rid": "socket"}'
     with socket.create_connection((host, int(port))) as sock:
@@ -152,17 +158,16 @@ def test_closing_a_socket_aborts_a_request_that_does_not_stream(server):
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\nContent-Length: %d\r\n\r\n%b"
             % (len(body), body)
         )
-        wait_until(lambda: "socket#0" in engine.live)
-    wait_until(lambda: engine.aborted == ["socket#0"])
+        wait_until(lambda: "socket#0" in slow.live)
+    wait_until(lambda: slow.aborted == ["socket#0"])
 
 
-def test_an_error_in_mid_stream_reaches_the_sdk(server, client):
+def test_an_error_in_mid_stream_reaches_the_sdk(slow, client):
     from ceiba.core.messages import Finish
 
-    engine = server[1]
     stream = client.completions.create(model="m", prompt="x", max_tokens=480, stream=True, extra_body={"rid": "faulty"})
     chunks = iter(stream)
     next(chunks)
-    engine.faults["faulty#0"] = Finish(kind="error", message="the device fell off", status=500)
+    slow.faults["faulty#0"] = Finish(kind="error", message="the device fell off", status=500)
     with pytest.raises(openai.APIError, match="the device fell off"):
         list(chunks)

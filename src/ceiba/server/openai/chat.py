@@ -26,6 +26,7 @@ from ceiba.server.sse import DONE
 
 _encode = msgspec.json.Encoder().encode
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
+TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
 _OURS = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 
 
@@ -102,46 +103,48 @@ def _prompt(body: ChatRequest) -> ChatPrompt:
 
 
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """A message as templates expect it: known role, text content, tool arguments as objects."""
+    """A message that may go to the template, which knows what form its model wants. Media are refused here."""
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise BadRequest(f"{where}.role must be one of {', '.join(sorted(ROLES))}.", param=f"{where}.role")
     content = message.get("content")
-    if isinstance(content, list) and len(content) > limits.MAX_CONTENT_PARTS:
-        raise BadRequest(
-            f"{where}.content has {len(content)} parts; the limit is {limits.MAX_CONTENT_PARTS}.",
-            param=f"{where}.content",
-        )
-    text = translate.text_of(message, where)
+    if content is None:
+        if role != "assistant":
+            raise BadRequest(f"{where}.content is missing.", param=f"{where}.content")
+    elif isinstance(content, list):
+        _check_parts(content, f"{where}.content")
+    elif not isinstance(content, str):
+        raise BadRequest(f"{where}.content must be a text or a list of parts.", param=f"{where}.content")
     calls = message.get("tool_calls")
-    if text is None and role != "assistant":
-        raise BadRequest(f"{where}.content is missing.", param=f"{where}.content")
-    shown = {**message, "role": "system" if role == "developer" else role, "content": text if text is not None else ""}
-    if calls:
-        shown["tool_calls"] = _calls(calls, f"{where}.tool_calls")
-    elif "tool_calls" in shown:
-        del shown["tool_calls"]
-    return shown
+    if calls is not None and not isinstance(calls, list):
+        raise BadRequest(f"{where}.tool_calls must be a list.", param=f"{where}.tool_calls")
+    return message
 
 
-def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        raise BadRequest(f"{where} must be a list.", param=where)
-    shown = []
-    for i, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRequest(f"{where}[{i}] needs function.name.", param=f"{where}[{i}]")
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            try:
-                arguments = msgspec.json.decode(arguments or "{}")
-            except (msgspec.DecodeError, RecursionError):
-                raise BadRequest(
-                    f"{where}[{i}].function.arguments is not JSON.", param=f"{where}[{i}].function.arguments"
-                ) from None
-        shown.append({**call, "function": {**function, "arguments": arguments}})
-    return shown
+def _check_parts(parts: list[Any], where: str) -> None:
+    if len(parts) > limits.MAX_CONTENT_PARTS:
+        raise BadRequest(f"{where} has {len(parts)} parts; the limit is {limits.MAX_CONTENT_PARTS}.", param=where)
+    for i, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in TEXT_PARTS:
+            raise BadRequest(
+                f"{where}[{i}]: part type {kind!r} is not available; this model takes parts of type text.",
+                param=f"{where}[{i}]",
+            )
+        if not isinstance(part.get("refusal" if kind == "refusal" else "text"), str):
+            raise BadRequest(f"{where}[{i}]: the part has no text.", param=f"{where}[{i}]")
+
+
+def unread_variables(body: ChatRequest, front: Front) -> list[str]:
+    """Template variables that the request sets and the model's template never mentions: they were hints."""
+    source = getattr(front.template, "source", None)
+    given = [f"chat_template_kwargs.{name}" for name in body.chat_template_kwargs or {}]
+    if body.reasoning_effort is not None:
+        given.append("reasoning_effort")
+    if source is None or not given:
+        return []
+    text = source()
+    return [name for name in given if name.rpartition(".")[2] not in text]
 
 
 class ChatShape:

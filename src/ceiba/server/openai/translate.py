@@ -6,7 +6,7 @@ Owns the parts that chat and text completions share. Must never know how an answ
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -34,9 +34,10 @@ def refuse(body: Any, table: Mapping[str, tuple[str, tuple[Any, ...]]]) -> None:
         raise BadRequest(f"{name}: {reason}.", param=name, code="not_available")
 
 
-def hints(body: Any) -> dict[str, str]:
-    """A response header that names the fields which were taken as advice."""
+def hints(body: Any, more: Sequence[str] = ()) -> dict[str, str]:
+    """A response header that names the fields which were taken as advice. ``more``: further ones of this request."""
     given = [name for name in HINTS if getattr(body, name, None) is not None]
+    given += [name for name in more if name.isascii() and name.isprintable()]
     return {"x-ceiba-hints": ",".join(given)} if given else {}
 
 
@@ -116,23 +117,3 @@ def check_stream(body: CommonFields) -> None:
         raise BadRequest("stream_options is only for stream: true.", param="stream_options")
     if body.stream_options.include_obfuscation:
         raise BadRequest("stream_options.include_obfuscation: not available.", param="stream_options")
-
-
-def text_of(message: dict[str, Any], where: str) -> str | None:
-    """A message's content as text. Raises for parts that are not text."""
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise BadRequest(f"{where}.content must be a text or a list of parts.", param=f"{where}.content")
-    texts = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            problem = f"part type {kind!r} is not available" if kind != "text" else "part has no text"
-            raise BadRequest(
-                f"{where}.content[{i}]: {problem}; this model takes parts of type text.",
-                param=f"{where}.content[{i}]",
-            )
-        texts.append(part["text"])
-    return "\n".join(texts)
