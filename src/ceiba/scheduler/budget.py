@@ -18,15 +18,15 @@ CLIP_NEW_TOKENS = 4096
 class NewTokenRatio:
     """Which share of their allowed output the running requests are expected to produce.
 
-    Starts at 0.7 × conservativeness, decays linearly to a seventh of that over 600 decode steps in which the pool was
-    large enough, and jumps up after a retraction to what the running batch shows.
+    Starts at 0.7 × conservativeness, decays linearly to a seventh of that over some 600 decode steps in which the pool
+    was large enough, and jumps up after a retraction to what the running batch shows.
     """
 
     def __init__(self, conservativeness: float) -> None:
         self.initial = min(0.7 * conservativeness, 1.0)
         self.minimum = self.initial * 0.14
         self.value = self.initial
-        self._decay = (self.initial - self.minimum) / 600
+        self._decay = (max(self.initial, 0.7) - self.minimum) / 600  # also a jump far above the start passes
 
     def decayed(self) -> None:
         self.value = max(self.value - self._decay, self.minimum)

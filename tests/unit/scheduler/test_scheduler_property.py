@@ -46,7 +46,7 @@ def run(config, load):
     rng = np.random.default_rng(load.seed)
     world = make_world(context=60, **config)
     shared = [rng.integers(0, VOCAB, 40) for _ in range(2)]
-    aborted = set()
+    aborted, starts = set(), {}
     for i in range(load.requests):
         head = shared[int(rng.integers(2))][: int(rng.integers(0, 41))]
         tokens = np.concatenate([head, rng.integers(0, VOCAB, int(rng.integers(1, 20)))])
@@ -60,6 +60,7 @@ def run(config, load):
         spec = None
         if rng.random() < 0.3:
             spec = LogprobSpec(output=True, top=2, prompt_start=int(rng.integers(-1, len(tokens))))
+        starts[str(i)] = -1 if spec is None else spec.prompt_start
         world.ask(str(i), tokens, logprob=spec, stream=bool(rng.random() < 0.5), **fields)
         world.step(int(rng.integers(0, 4)))
         if rng.random() < load.abort_share:
@@ -75,7 +76,7 @@ def run(config, load):
             assert answer.tokens == whole[: len(answer.tokens)]
         else:
             world.check(rid)
-        check_logprobs(rid, prompt, answer)
+        check_logprobs(prompt, starts[rid], answer)
     return world
 
 
@@ -91,14 +92,15 @@ def joined(messages, field="values", dtype=np.float32):
     return np.concatenate([np.empty(0, dtype), *(np.frombuffer(getattr(m, field), dtype) for m in messages)])
 
 
-def check_logprobs(rid, prompt, answer):
+def check_logprobs(prompt, start, answer):
     """One log-probability per token, each belonging to its token: the first alternative names it."""
     if answer.logprobs:
         assert len(joined(answer.logprobs)) == len(answer.tokens)
         assert joined(answer.logprobs, "top_ids", np.int32)[::2].tolist() == answer.tokens
     if answer.prompt_logprobs:
         names = joined(answer.prompt_logprobs, "top_ids", np.int32)[::2].tolist()
-        assert names == prompt[len(prompt) - len(names) :]
+        assert names == prompt[start : start + len(names)]
+        assert start + len(names) == len(prompt) or answer.finish.kind == "abort"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -139,6 +141,7 @@ def test_the_small_pools_above_really_retract():
         world.ask(str(i), np.arange(10) + i, max_new_tokens=40, ignore_eos=True)
     world.finish()
     assert world.scheduler.counters.retractions > 0
+    assert world.scheduler.counters.dropped_tokens == 0  # what is in flight is applied before anyone gives way
     for i in range(6):
         world.check(str(i))
 
