@@ -61,7 +61,6 @@ ALIASES: dict[str, str] = {
     "tokens_total": "max_total_num_tokens",
     "tokens_free": "kv_available_tokens",
     "tokens_evictable": "kv_evictable_tokens",
-    "tokens_locked": "kv_used_tokens",
     "retractions": "num_retracted_requests_total",
     "evicted_tokens": "evicted_tokens_total",
     "forwards": "forwards_total",
@@ -111,8 +110,9 @@ class FrontMetrics:
             self._build()
 
     def _build(self) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Histogram
+        from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
+        disable_created_metrics()  # a second series for each counter that no dashboard reads
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, doc: str) -> Any:

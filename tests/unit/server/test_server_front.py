@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from ceiba.core.errors import BadRequest, ConfigError, Unavailable
+from ceiba.core.errors import BadRequest, ConfigError, DeadlineExceeded, EngineFault, Overloaded, Unavailable
 from ceiba.core.messages import Finish, Generate, TextBatch, TopLogprobs, Usage, ids_to_bytes
 from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.server.choices import Choice
@@ -234,3 +234,25 @@ def test_the_finish_of_a_choice_is_kept_with_its_usage():
     usage = Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=1, queue_time=0.5)
     choice.feed(Chunk(index=0, text="a", count=1, tokens=ids_to_bytes([1]), usage=usage, finish=Finish(kind="stop")))
     assert (choice.cached_tokens, choice.queue_time, choice.completion_tokens) == (2, 0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("finish", "kind", "status"),
+    [
+        (Finish(kind="error", message="m", status=503), Overloaded, 503),
+        (Finish(kind="error", message="m", status=504), DeadlineExceeded, 504),
+        (Finish(kind="error", message="m", status=400), BadRequest, 400),
+        (Finish(kind="error", message="m", status=500), EngineFault, 500),
+        (Finish(kind="error", message="m"), EngineFault, 500),
+        (Finish(kind="abort", message="m", status=503), Overloaded, 503),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_before_the_first_token_is_a_status(finish, kind, status, stream):
+    async with make_world() as world:
+        world.engine.faults["x#0"] = finish
+        with pytest.raises(kind, match="m"):
+            await world.front.collect(request(text("a"), rid="x"))
+        body = {"prompt": "a", "rid": "x", "stream": stream}
+        assert (await world.client.post("/v1/completions", json=body)).status_code == status
+        assert world.front.num_live == 0
