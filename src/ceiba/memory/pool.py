@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
+
+from ceiba.memory.zeros import lazy_zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class KVPool:
         self.page_size = page_size
         size = num_slots + page_size
         heads, layers = shape.num_kv_heads, range(shape.num_layers)
-        self.k = [_zeros((size, heads, shape.head_dim), shape.dtype, device) for _ in layers]
-        self.v = [_zeros((size, heads, shape.v_head_dim), shape.dtype, device) for _ in layers]
+        self.k = [lazy_zeros(size, heads, shape.head_dim, dtype=shape.dtype, device=device) for _ in layers]
+        self.v = [lazy_zeros(size, heads, shape.v_head_dim, dtype=shape.dtype, device=device) for _ in layers]
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """k, v [T, kv_heads, dim] to ``slots`` int64 [T], converted to the pool's dtype."""
@@ -46,18 +46,3 @@ class KVPool:
                 # index_copy_ does not exist for eight-bit floats; bytes are bytes.
                 pool, values = pool.view(torch.uint8), values.view(torch.uint8)
             pool.index_copy_(0, slots, values)
-
-
-_ALIGNMENT = 64
-"""Bytes; a cache line, and the widest vector load."""
-
-
-def _zeros(size: tuple[int, int, int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """Zeros. On the host their pages come into being when first written: a pool may be half of the memory, and filling
-    it would cost every start seconds and take memory that is never used."""
-    if torch.device(device).type != "cpu":
-        return torch.zeros(size, dtype=dtype, device=device)
-    num_bytes = math.prod(size) * dtype.itemsize
-    raw = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(size)

@@ -15,6 +15,7 @@ import torch
 
 from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.core.step import RowOpen
+from ceiba.memory.zeros import lazy_zeros
 from ceiba.runner.noise import signed_seed
 
 Tensor = torch.Tensor
@@ -123,7 +124,7 @@ class Rows:
     def __init__(self, max_rows: int, context_len: int, vocab_size: int, device: torch.device) -> None:
         self.max_rows, self.vocab_size, self.device = max_rows, vocab_size, device
         size = max_rows + 1
-        self.slot_table = torch.zeros(size, context_len, dtype=torch.int32, device=device)
+        self.slot_table = lazy_zeros(size, context_len, dtype=torch.int32, device=device)
         """int32 [rows, context]: zero pages, so host memory is taken only as it is written"""
         self.last_token = torch.zeros(size, dtype=torch.int32, device=device)
         self.out_pos = torch.zeros(size, dtype=torch.int64, device=device)
