@@ -171,3 +171,20 @@ def test_an_error_in_mid_stream_reaches_the_sdk(slow, client):
     slow.faults["faulty#0"] = Finish(kind="error", message="the device fell off", status=500)
     with pytest.raises(openai.APIError, match="the device fell off"):
         list(chunks)
+
+
+@pytest.mark.parametrize("where", ["header", "many headers", "path"])
+def test_ten_megabytes_before_the_body_get_a_400_and_harm_nobody(server, client, where):
+    host, port = server[0].removeprefix("http://").split(":")
+    big = b"a" * (10 << 20)
+    head = {
+        "header": b"GET /health HTTP/1.1\r\nHost: x\r\nX-Big: " + big + b"\r\n\r\n",
+        "many headers": b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X-Many: 0123456789\r\n" * 500_000 + b"\r\n",
+        "path": b"GET /" + big + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    }[where]
+    with socket.create_connection((host, int(port))) as sock:
+        sock.settimeout(20)
+        sock.sendall(head)
+        answer = sock.recv(65536)
+    assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 401", b"HTTP/1.1 431", b"HTTP/1.1 414")), answer[:200]
+    assert client.models.list().data
