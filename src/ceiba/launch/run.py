@@ -53,6 +53,9 @@ def serve(config: Config) -> int:
         except CeibaError as error:
             _complain(error.message)
             return 2
+        for note in config.notes:
+            log.info("%s", note)
+        log.info("model %s on %s, %s", config.model.name, config.runner.device, config.model.dtype)
         while True:
             run = _Run(config, sock, metrics_sock, started)
             code = _run_loop(run)
@@ -216,9 +219,6 @@ class _Run:
         from ceiba.config.report import startup_line
 
         config, graph = self.config, self._graph
-        for note in config.notes:
-            log.info("%s", note)
-        log.info("model %s on %s, %s", config.model.name, config.runner.device, config.model.dtype)
         available = graph.info.get("available_memory", 0)
         log.info("%s", startup_line(config, int(available)))
         total = time.monotonic() - self._started

@@ -6,6 +6,7 @@ Owns construction only. The scheduler's side is in ``children``, next to the pro
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -132,6 +133,8 @@ def _server(config: Config, app: Any) -> uvicorn.Server:
             yield
 
     http_level = config.obs.log_level_http
+    if http_level is None:  # its start and stop lines say nothing that ours do not
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return Server(
         uvicorn.Config(
             app,
