@@ -162,7 +162,14 @@ def types(schema: Schema, root: Schema, depth: int = 0) -> frozenset[str]:
     return _ANY
 
 
-_ALIASES = {"int": "integer", "float": "number", "double": "number", "bool": "boolean", "dict": "object", "list": "array"}
+_ALIASES = {
+    "int": "integer",
+    "float": "number",
+    "double": "number",
+    "bool": "boolean",
+    "dict": "object",
+    "list": "array",
+}
 """Type words that are no JSON Schema but that tools in the wild use."""
 
 

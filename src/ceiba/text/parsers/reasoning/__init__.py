@@ -1,0 +1,1 @@
+"""Reasoning formats: how each family sets its thinking apart from its answer."""

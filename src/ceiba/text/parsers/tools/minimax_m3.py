@@ -1,0 +1,112 @@
+"""MiniMax-M3's calls: markup in which objects and lists are elements themselves, every tag behind a namespace token.
+
+Owns the tree and its conversion: the schema, else the shape, tells a list from an object and a number from a string.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ceiba.text.parsers.arguments import Schema, coerce, object_text, types
+from ceiba.text.parsers.literals import MAX_DEPTH, quote
+from ceiba.text.parsers.source import Cut, Malformed, Source, Wait, markers
+from ceiba.text.parsers.tools.base import Calls, ToolFormat
+
+_NS = "]<]minimax[>["
+_INVOKE = re.compile(r'invoke\s+name="([^"]+)"')
+
+Node = list["tuple[str, Node] | str"]
+"""What stands in an element: text and (tag, node) children."""
+
+
+class MiniMaxM3(ToolFormat):
+    openers = (_NS + "<tool_call>",)
+    inner = (_NS,)
+    trim = True
+    section = (_NS + "<tool_call>\n", _NS + "</tool_call>")
+
+    def region(self, source: Source, opener: str, calls: Calls) -> Wait[None]:
+        while True:
+            yield from source.expect(_NS)
+            tag = yield from self._tag(source)
+            if tag == "/tool_call":
+                return
+            match = _INVOKE.fullmatch(tag)
+            if not match:
+                raise Malformed
+            node = yield from self._node(source, "invoke", 0)
+            calls.add(match[1], self._arguments(match[1], node))
+
+    def _tag(self, source: Source) -> Wait[str]:
+        yield from source.expect("<")
+        parts: list[str] = []
+        if (yield from source.until(markers(">"), parts.append)) is None:
+            raise Cut
+        return "".join(parts)
+
+    def _node(self, source: Source, name: str, depth: int) -> Wait[Node]:
+        if depth > MAX_DEPTH:
+            raise Malformed
+        node: Node = []
+        while True:
+            parts: list[str] = []
+            if (yield from source.until(markers(_NS), parts.append)) is None:
+                raise Cut
+            if parts:
+                node.append("".join(parts))
+            tag = yield from self._tag(source)
+            if tag == "/" + name:
+                return node
+            if tag.startswith("/"):
+                raise Malformed
+            node.append((tag, (yield from self._node(source, tag, depth + 1))))
+
+    def _arguments(self, name: str, node: Node) -> str:
+        root = self.tools.schema(name)
+        pairs: list[tuple[str, str]] = []
+        for child in node:
+            if isinstance(child, tuple):
+                schema = self.tools.parameter(name, child[0])
+                pairs.append((child[0], _json(child[1], schema, root)))
+        return object_text(pairs)
+
+    def frame(self, name: str) -> tuple[str, str]:
+        return f'{_NS}<invoke name="{name}">', f"{_NS}</invoke>\n"
+
+    def body(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "type": "tree",
+            "schema": schema,
+            "open": _NS + "<{key}>",
+            "close": _NS + "</{key}>",
+            "item": "item",
+        }
+
+
+def _json(node: Node, schema: Schema | None, root: Schema) -> str:
+    children = [c for c in node if isinstance(c, tuple)]
+    if not children:
+        text = "".join(c for c in node if isinstance(c, str))
+        if schema is None:
+            return quote(text)
+        wanted = types(schema, root)
+        if not text.strip() and "string" not in wanted:
+            if wanted == {"array"}:
+                return "[]"
+            if wanted == {"object"}:
+                return "{}"
+        return coerce(text, schema, root)
+    wanted = types(schema, root) if schema is not None else frozenset({"array", "object"})
+    items = all(tag == "item" for tag, _ in children)
+    if items and ("array" in wanted or "object" not in wanted):
+        inner = (schema or {}).get("items")
+        return "[" + ", ".join(_json(n, _sub(inner), root) for _, n in children) + "]"
+    known = (schema or {}).get("properties")
+    known = known if isinstance(known, Mapping) else {}
+    return object_text([(tag, _json(n, _sub(known.get(tag)), root)) for tag, n in children])
+
+
+def _sub(schema: object) -> Schema | None:
+    return schema if isinstance(schema, Mapping) else None
