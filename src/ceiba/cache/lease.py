@@ -19,6 +19,7 @@ import numpy as np
 from ceiba.cache.allocator import SlotAllocator
 from ceiba.cache.base import FULL, Match, Node, PrefixCache
 from ceiba.cache.keys import CacheKey, Int32, ceil_page, floor_page
+from ceiba.cache.sparse import sparse_table
 
 
 class LeaseTable:
@@ -30,8 +31,7 @@ class LeaseTable:
         self.cache = cache
         self.allocator = allocator
         self.page_size = allocator.page_size
-        # Untouched pages of this array are never backed by memory, so the width costs address space only.
-        self.slots = np.empty((max_rows, ceil_page(max_len, self.page_size)), np.int32)
+        self.slots = sparse_table(max_rows, ceil_page(max_len, self.page_size))
         self.committed = np.zeros(max_rows, np.int32)
         self.launched = np.zeros(max_rows, np.int32)
         self.allocated = np.zeros(max_rows, np.int32)

@@ -45,6 +45,8 @@ class SchedulerConfig(Record, frozen=True, kw_only=True):
     disable_radix_cache: bool = False
     radix_eviction_policy: str = "lru"
     overlap: bool = True
+    consecutive_prefill_overlap: bool = True
+    """Off: the result of a prefill is applied before another prefill is planned."""
     enable_mixed_chunk: bool = False
     conservativeness: float = 1.0
     prefill_max_requests: int | None = None

@@ -211,7 +211,7 @@ class Scheduler:
     def _plan(self, now: float) -> StepPlan | None:
         """The next plan, applying results first where that costs nothing or the plan depends on them."""
         flights = self._flights
-        if flights and (self.admission.holding or self._result_ready(flights[-1])):
+        if flights and (self.admission.holding or self._result_ready(flights[-1]) or self._prefills_apart(flights[-1])):
             self._apply(0)
         if not self._requests:
             return None
@@ -289,6 +289,11 @@ class Scheduler:
         if self._own_beats and self._last_round - self._last_beat >= INTERVAL:
             self._last_beat = self._last_round
             self.port.to_front(self.heartbeat())
+
+    def _prefills_apart(self, flight: Flight) -> bool:
+        if self.config.consecutive_prefill_overlap or not flight.plan.num_prefill:
+            return False
+        return len(self.queue) > 0 or self.admission.partial is not None
 
     def _throughput(self) -> float:
         return self.steps.throughput

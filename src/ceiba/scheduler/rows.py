@@ -10,14 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from ceiba.cache.keys import CacheKey, Int32
+from ceiba.cache.sparse import sparse_table
 from ceiba.scheduler.request import Request, State
 
 
 class RowTable:
     def __init__(self, max_rows: int, max_len: int) -> None:
         self.requests: list[Request | None] = [None] * max_rows
-        # Backed by memory only where rows have written, like the lease table's slots.
-        self.tokens = np.empty((max_rows, max_len), np.int32)
+        self.tokens = sparse_table(max_rows, max_len)
         self.known = np.zeros(max_rows, np.int32)
         """Tokens known on the host: the prompt and the applied output."""
         self.prompt_len = np.zeros(max_rows, np.int32)

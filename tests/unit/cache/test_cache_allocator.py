@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ceiba.cache.allocator import OutOfSlots, SlotAllocator
+from ceiba.cache.sparse import sparse_table
 
 
 def test_pages_are_whole_aligned_and_together():
@@ -45,6 +49,19 @@ def test_part_of_a_page_cannot_be_freed():
 def test_pool_smaller_than_a_page_is_refused():
     with pytest.raises(ValueError, match="one page of 16"):
         SlotAllocator(8, 16)
+
+
+def test_wide_tables_take_memory_where_they_are_written():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("needs /proc")
+    before = resident()
+    table = sparse_table(1024, 131072)
+    table[:, 0] = np.arange(1024)
+    assert resident() - before < 64 << 20  # of 512 MiB
+    assert table[:, :2].tolist() == [[i, 0] for i in range(1024)]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=40), st.sampled_from([1, 3]))

@@ -46,6 +46,23 @@ def test_overlap_drops_exactly_one_token_after_a_stop():
         assert world.scheduler.counters.dropped_tokens == (1 if overlap else 0)
 
 
+@pytest.mark.parametrize(("together", "in_flight"), [(True, 1), (False, 0)])
+def test_two_prefills_in_a_row_overlap_unless_told_not_to(together, in_flight):
+    world = make_world(chunked_prefill_size=16, consecutive_prefill_overlap=together)
+    seen = []
+    build = world.scheduler.planner.build
+
+    def record(now, *, in_flight):
+        seen.append(int(in_flight))
+        return build(now, in_flight=in_flight)
+
+    world.scheduler.planner.build = record
+    world.ask("a", prompt(1, 40), max_new_tokens=4, ignore_eos=True)
+    world.finish()
+    world.check("a")
+    assert seen[:4] == [0, in_flight, in_flight, 1]  # three chunks, then decoding overlaps in any case
+
+
 def test_min_new_tokens_holds_the_end_back():
     world = make_world()
     for i in range(20):

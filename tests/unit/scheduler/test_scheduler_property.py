@@ -110,7 +110,8 @@ def test_everyone_gets_the_tokens_of_an_isolated_run(config, load):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.timeout(900)
+@settings(max_examples=700, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(CONFIGS, LOADS)
 def test_everyone_gets_the_tokens_of_an_isolated_run_at_length(config, load):
     run(config, load)
