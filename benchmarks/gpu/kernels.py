@@ -48,7 +48,7 @@ def attempt(call: Callable[[], float]) -> float:
         return float("inf")
 
 
-DECODE_TILES = ((64, 5, 4), (64, 8, 4), (32, 5, 4), (32, 8, 4), (32, 11, 4), (32, 8, 2), (64, 5, 8))
+DECODE_TILES = ((64, 5, 4), (32, 8, 4), (32, 8, 2), (32, 5, 2))
 WEIGHTS = {
     "8b qkv": (6144, 4096, False),
     "8b out": (4096, 4096, False),
@@ -118,7 +118,6 @@ def dense(sweep: bool) -> None:
                         found.append((round(us, 2), rows, cols, parts, stages))
                     note += f"  best {sorted(found)[:4]}"
                 line(f"{name} m={m} matmul_parts", ours, floor, note)
-        del ws
 
 
 def cache(batch: int, context: int, kv_heads: int, copies: int) -> tuple[list[tuple[torch.Tensor, ...]], torch.Tensor]:
@@ -137,7 +136,7 @@ def decode_attention(sweep: bool) -> None:
             lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
             q = rand(batch, heads, 128)
             work = DecodeWorkspace.allocate(batch, heads, kv_heads, 128, 0, q.device)
-            for tile in DECODE_TILES if sweep else (decoding.TILE,):
+            for tile in DECODE_TILES if sweep else (None,):
                 kept, decoding.TILE = decoding.TILE, tile
                 us = replay_us([lambda k=k, v=v: decode(q, k, v, table, rows, lens, work, 0.09) for k, v in pools])
                 decoding.TILE = kept
@@ -207,19 +206,44 @@ def prefill_attention(sweep: bool) -> None:
         flops = sum(4 * heads * 128 * (n * n / 2 + n * c) for n, c in zip(lengths, cached, strict=True))
         name = f"prefill {len(lengths)} x {lengths[0]} after {cached[0]}"
         shapes = (
-            [(128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2)]
-            if sweep
-            else [(128, 128, 8, 3)]
+            [(128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2)] if sweep else [None]
         )
         for pooled, shape in itertools.product((False, True), shapes):
             us = attempt(
                 lambda p=pooled, s=shape: eager_us(
                     lambda: prefill(
-                        q, None if p else k, None if p else v, kp, vp, table, plans[s[0]], 0.09, shape=PrefillShape(*s)
+                        q,
+                        None if p else k,
+                        None if p else v,
+                        kp,
+                        vp,
+                        table,
+                        plans[s[0] if s else 64],
+                        0.09,
+                        shape=PrefillShape(*s) if s else None,
                     )
                 )
             )
             how = ("pool" if pooled else "own") + f" {shape}"
+            if not pooled and any(cached):
+                held = torch.cat([table[0, :n] for n in cached])
+                us2 = attempt(
+                    lambda s=shape: eager_us(
+                        lambda: prefill(
+                            q,
+                            k,
+                            v,
+                            kp,
+                            vp,
+                            table,
+                            plans[s[0] if s else 64],
+                            0.09,
+                            shape=PrefillShape(*s) if s else None,
+                            prefix_slots=held,
+                        )  # fmt: skip
+                    )
+                )
+                line(f"{name} gathered {shape}", us2, flops / ATTENTION_FLOPS * 1e6, f"{flops / us2 / 1e6:.0f} TFLOP/s")
             line(f"{name} {how}", us, flops / ATTENTION_FLOPS * 1e6, f"{flops / us / 1e6:.0f} TFLOP/s")
         if len(lengths) == 1 and not cached[0]:
             qs, ks, vs = (t.transpose(0, 1)[None] for t in (q, k, v))

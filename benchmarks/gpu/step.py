@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from timing import replay_us
+from timing import WARM, replay_us
 
 from ceiba.attention.shared_prefix import MAX_PARTS, plan_shared
 from ceiba.core.step import PrefixGroup
+from ceiba.kernels.triton import moe as moe_module
+from ceiba.kernels.triton import skinny
 from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_parts, shared_tile
 from ceiba.kernels.triton.gather import gather_rows
 from ceiba.kernels.triton.linear import gate_up_silu, linear, linear_parts
@@ -265,8 +267,11 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--shared", action="store_true", help="64 segments with and without a shared prefix")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--tune", action="store_true", help="try other GEMV tiles in the whole step")
+    parser.add_argument("--warm", default="0/0", help="i/n: compile the i-th of n shares and time nothing")
     parser.add_argument("--profile", action="store_true", help="print the time by kernel")
     options = parser.parse_args()
+    WARM.index, WARM.count = map(int, options.warm.split("/"))
     for name in options.models.split(","):
         if options.check:
             check(name)
@@ -279,6 +284,8 @@ def main() -> None:
                   f"floor {floor / 1e3:.3f}, ratio {us / floor:.2f}", flush=True)  # fmt: skip
             if options.profile:
                 profile(model)
+            if options.tune and batch == 1:
+                tune(model)
         if options.shared:
             for prefix in (0, 3000):
                 model.context = prefix + 94
@@ -290,6 +297,39 @@ def main() -> None:
             print(f"{name} 64 x (3000 shared + 94): {us / 1e3:.3f} ms a step", flush=True)
         del model
         torch.cuda.empty_cache()
+
+
+def tune(model: Model) -> None:
+    """Time the step of one segment with other GEMV tiles, one kind of product at a time; each kind keeps its best."""
+    kept: dict[tuple[int, bool, bool], skinny.GemvShape] = {}
+    default = skinny.gemv_shape
+
+    def shape(k: int, paired: bool, normed: bool) -> skinny.GemvShape:
+        return kept.get((k, paired, normed)) or default(k, paired, normed)
+
+    skinny.gemv_shape = shape  # type: ignore[assignment]
+    s = model.shape
+    kinds = [(s.hidden, False, True), (s.heads * s.dim, False, False)]
+    kinds += [] if s.experts else [(s.hidden, True, True), (s.inner, False, False)]
+    tiles = [(1, 2048, 4), (1, 4096, 4), (1, 4096, 8), (2, 1024, 2), (2, 1024, 4), (2, 2048, 4), (2, 4096, 8), (4, 512, 4),
+             (4, 1024, 4), (4, 1024, 8), (4, 2048, 8), (8, 512, 4), (8, 1024, 8)]  # fmt: skip
+    for kind in kinds:
+        found = []
+        for tile in tiles:
+            if tile[1] <= kind[0] and tile[0] * tile[1] * (2 if kind[1] else 1) // (tile[2] * 32) <= 64:
+                kept[kind] = skinny.GemvShape(*tile)
+                found.append((round(replay_us([model.token], replays=5) / 1e3, 3), tile))
+        found.sort()
+        kept[kind] = skinny.GemvShape(*found[0][1])
+        print(f"tiles of {kind}: {found}", flush=True)
+    if s.experts:
+        found = []
+        for first in ((1, 1024, 4), (1, 2048, 4), (1, 2048, 8), (2, 1024, 4), (2, 2048, 8)):
+            for second in ((4, 1024, 2), (4, 1024, 4), (2, 1024, 2), (2, 1024, 4), (8, 1024, 4)):
+                moe_module.SMALL_TILES = (skinny.GemvShape(*first), skinny.GemvShape(*second))
+                found.append((round(replay_us([model.token], replays=5) / 1e3, 3), first, second))
+        found.sort()
+        print(f"expert tiles: {found[:8]}", flush=True)
 
 
 def profile(model: Model) -> None:

@@ -12,7 +12,7 @@ import torch
 from ceiba.attention.shared_prefix import MAX_PARTS, plan_shared
 from ceiba.core.step import PrefixGroup
 from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_parts, shared_tile
-from ceiba.kernels.triton.prefill import plan_tiles, prefill
+from ceiba.kernels.triton.prefill import plan_tiles, prefill, prefill_shape
 
 B = torch.bfloat16
 SHAPES = [(32, 8, 128), (32, 4, 128), (9, 3, 64), (14, 2, 64), (8, 8, 80), (8, 1, 256)]
@@ -85,7 +85,7 @@ def test_decode_of_an_empty_segment_is_zero() -> None:
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES[:4])
 @pytest.mark.parametrize("repeat", range(3))
 def test_shared_prefixes_of_several_depths(heads: int, kv_heads: int, dim: int, repeat: int) -> None:
-    batch = random.randint(20, 90)
+    batch = random.randint(40, 90)
     lens = [random.randint(1, 200) for _ in range(batch)]
     cache = Cache(kv_heads, dim, [*lens, 4000])
     donor = cache.rows[-1].item()
@@ -130,8 +130,8 @@ def test_shared_prefixes_of_several_depths(heads: int, kv_heads: int, dim: int, 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 @pytest.mark.parametrize("kind", ["full", "window", "softcap", "sinks", "bidirectional"])
-@pytest.mark.parametrize("pooled", [False, True])
-def test_prefill(heads: int, kv_heads: int, dim: int, kind: str, pooled: bool) -> None:
+@pytest.mark.parametrize(("pooled", "gather"), [(False, False), (False, True), (True, False)])
+def test_prefill(heads: int, kv_heads: int, dim: int, kind: str, pooled: bool, gather: bool) -> None:
     batch = 6
     lengths = np.array([random.choice([1, 30, 128, random.randint(1, 900)]) for _ in range(batch)], np.int32)
     cached = np.array([random.choice([0, 64, random.randint(0, 1500)]) for _ in range(batch)], np.int32)
@@ -150,10 +150,13 @@ def test_prefill(heads: int, kv_heads: int, dim: int, kind: str, pooled: bool) -
     # k and v as they come out of a fused projection: rows with a stride.
     kv = torch.stack([cache.k[torch.cat(new)], cache.v[torch.cat(new)]], 1)
     k, v = kv[:, 0], kv[:, 1]
-    tiles = torch.from_numpy(plan_tiles(lengths, cached, cache.rows.numpy(), heads // kv_heads)).cuda()
+    tiles = torch.from_numpy(
+        plan_tiles(lengths, cached, cache.rows.numpy(), heads // kv_heads, prefill_shape(dim, 2).rows)
+    ).cuda()
+    gathered = torch.cat([cache.table[cache.rows[b], : cached[b]] for b in range(batch)]) if gather else None
     out = prefill(
         q, None if pooled else k, None if pooled else v, cache.k, cache.v, cache.table, tiles, dim**-0.5,
-        out=ref.poisoned(total, heads, dim), **extra,
+        out=ref.poisoned(total, heads, dim), prefix_slots=gathered, **extra,
     )  # fmt: skip
     for b in range(batch):
         mine = slice(ends[b] - lengths[b], ends[b])

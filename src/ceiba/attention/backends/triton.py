@@ -15,7 +15,7 @@ from ceiba.attention.shared_prefix import MAX_PARTS, SharedPlan, plan_shared
 from ceiba.kernels.triton.decode import ITEM_FIELDS, DecodeWorkspace, decode, shared_parts, shared_tile
 from ceiba.kernels.triton.gather import write_kv
 from ceiba.kernels.triton.launch import num_multiprocessors, power_of_two
-from ceiba.kernels.triton.prefill import plan_tiles, prefill, prefill_shape
+from ceiba.kernels.triton.prefill import GATHER_TOKENS, plan_tiles, prefill, prefill_shape
 from ceiba.memory.pool import KVPool
 
 Tensor = torch.Tensor
@@ -81,6 +81,7 @@ class TritonAttention:
     capabilities = CAPABILITIES
 
     def __init__(self) -> None:
+        self._prefix_slots: Tensor | None = None
         self._workspaces: dict[tuple[int, int, int, int], DecodeWorkspace] = {}
         self._shared: dict[tuple[int, int], SharedBuffers] = {}
         self._sharing: dict[tuple[int, int], bool] = {}
@@ -97,8 +98,19 @@ class TritonAttention:
         count = batch.num_prefill
         self._prefill_tokens = int(batch.lengths[:count].sum())
         self._tiles.clear()
+        self._prefix_slots = self._cached_slots(batch)
         for shape in self._shapes:
             self._plan_shape(shape)
+
+    def _cached_slots(self, batch: AttentionBatch) -> Tensor | None:
+        """Slots of the cached prefixes back to back, where they are worth gathering."""
+        count = batch.num_prefill
+        starts, lengths = batch.starts[:count].astype(np.int64), batch.lengths[:count].astype(np.int64)
+        total = int(starts.sum())
+        if total == 0 or (starts * lengths).sum() < GATHER_TOKENS * total:
+            return None
+        table, rows = batch.slot_table, batch.rows[:count].tolist()
+        return torch.cat([table[row, :start] for row, start in zip(rows, starts.tolist(), strict=True)])
 
     @property
     def graph_key(self) -> tuple[bool, ...]:
@@ -180,6 +192,7 @@ class TritonAttention:
                 sinks,
                 layer.causal,
                 out=out[:tokens],
+                prefix_slots=None if layer.window else self._prefix_slots,
             )
         if q.shape[0] > tokens:
             self._decode(q[tokens:], layer, shape, k_pool, v_pool, sinks, out[tokens:])

@@ -25,9 +25,8 @@ from ceiba.kernels.triton.launch import (
     wait_for_predecessor,
 )
 
-TILE = (64, 5, 4)
-"""Positions of a step of the loop over slots, its pipeline stages (two for each buffer of keys and values, because slots
-are fetched first) and warps; measured on an H200 (docs/benchmarks.md)."""
+TILE: tuple[int, int, int] | None = None
+"""Set by the benchmark to try a tile; None: ``decode_tile`` decides."""
 LOG2E = 1.4426950408889634
 ITEM_FIELDS = 6
 """A shared stretch, int32: first entry in ``members``, number of members, slot-table row, first position, end
@@ -392,6 +391,17 @@ class DecodeWorkspace:
         )
 
 
+def decode_tile(batch: int, kv_heads: int, group: int, head_dim: int, itemsize: int) -> tuple[int, int, int]:
+    """Positions of a step of the loop over slots, its pipeline stages (two for each buffer of keys and values, because
+    slots are fetched first) and warps; measured on an H200 (docs/benchmarks.md).
+    """
+    if head_dim > 128 or itemsize > 2:
+        return 32, 5, 4
+    if batch * kv_heads >= 1024 or (group <= 4 and batch > 1):
+        return 32, 8, 2
+    return 64, 5, 4
+
+
 def choose_splits(batch: int, num_kv_heads: int, multiprocessors: int) -> int:
     """Blocks per segment and kv head: enough to fill the device some four times at small batches, and never one at
     large ones, so that a single long segment does not hold the step up alone. Splits that a short segment does not
@@ -499,7 +509,8 @@ def decode(
     if parts * batch * num_heads > workspace.lse.numel() or batch * kv_heads > workspace.counters.numel():
         raise ValueError(f"the decode workspace is too small for a batch of {batch} with {parts} parts; allocate more")
     unused = rows
-    block, stages, warps = TILE if dim <= 128 and q.dtype.itemsize == 2 else (32, 5, 4)
+    tile = TILE or decode_tile(batch, kv_heads, group, max(dim, v_dim), q.dtype.itemsize)
+    block, stages, warps = tile
     _decode[(batch, kv_heads, splits)](
         q,
         k_pool,

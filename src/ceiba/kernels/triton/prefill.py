@@ -47,6 +47,8 @@ def _prefill(
     q_ptr,
     k_ptr,
     v_ptr,
+    k_prefix_ptr,
+    v_prefix_ptr,
     k_pool_ptr,
     v_pool_ptr,
     table_ptr,
@@ -73,16 +75,18 @@ def _prefill(
     SINKS: tl.constexpr,
     CAUSAL: tl.constexpr,
     POOLED: tl.constexpr,
+    GATHERED: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    tile = tiles_ptr + tl.program_id(0) * 5
+    tile = tiles_ptr + tl.program_id(0) * 6
     kv_head = tl.program_id(1)
     q_first = tl.load(tile)  # the segment's first row in q, k and v
     t0 = tl.load(tile + 1)  # the tile's first token, counted from q_first
     length = tl.load(tile + 2)  # the segment's new tokens
     cached = tl.load(tile + 3)  # tokens before them
     row = tl.load(tile + 4).to(tl.int64)
+    prefix_first = tl.load(tile + 5)  # the prefix's first row where it has been gathered
     BT: tl.constexpr = BM // G
     r = tl.arange(0, BM)
     d = tl.arange(0, BD)
@@ -109,7 +113,15 @@ def _prefill(
     lowest = 0
     if WINDOW > 0:
         lowest = tl.maximum(cached + t0 - WINDOW + 1, 0) // BN * BN
-    for start in tl.range(lowest, pool_end, BN, num_stages=STAGES):
+    if GATHERED:
+        # The prefix lies in contiguous rows; what its whole blocks leave over is for the loop over slots.
+        whole = cached // BN * BN
+        for start in tl.range(0, whole, BN, num_stages=STAGES):
+            k = k_prefix_ptr.load([prefix_first + start, kv_head * D])
+            v = v_prefix_ptr.load([prefix_first + start, kv_head * DV])
+            acc, m, total = _online(q, k, v, acc, m, total, live[:, None], scale, softcap, SOFTCAP, False)
+        lowest = whole
+    for start in tl.range(lowest, pool_end, BN, num_stages=1 if GATHERED else STAGES):
         at = start + tl.arange(0, BN)
         inside = at < pool_end
         slots = tl.load(table_at + at, mask=inside, other=0).to(tl.int64)
@@ -177,14 +189,14 @@ def _prefill(
     tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=live[:, None] & (dv < DV)[None, :])
 
 
-TILE_FIELDS = 5
+TILE_FIELDS = 6
 """A tile, int32: the segment's first row in q, the tile's first token in the segment, the segment's new tokens, tokens
-cached before them, slot-table row."""
+cached before them, slot-table row, the prefix's first row among all the step's prefixes back to back."""
+GATHER_TOKENS = 256
+"""Mean new tokens per cached one from which gathering the prefixes first costs less than it saves."""
 
 
-def plan_tiles(
-    lengths: np.ndarray, cached: np.ndarray, rows: np.ndarray, group: int, tile_rows: int = 128
-) -> np.ndarray:
+def plan_tiles(lengths: np.ndarray, cached: np.ndarray, rows: np.ndarray, group: int, tile_rows: int) -> np.ndarray:
     """Cut segments of ``lengths`` new tokens (back to back in q) into tiles, the costliest first.
 
     All arguments int32 [B]; ``group`` is heads per kv head; ``tile_rows`` is the
@@ -201,8 +213,59 @@ def plan_tiles(
     tiles[:, 2] = lengths[segment]
     tiles[:, 3] = cached[segment]
     tiles[:, 4] = rows[segment]
+    tiles[:, 5] = (np.cumsum(cached) - cached)[segment]
     cost = tiles[:, 1] + tiles[:, 3]
     return tiles[np.argsort(-cost, kind="stable")]
+
+
+@triton.jit
+def _gather_slots(
+    k_pool_ptr,
+    v_pool_ptr,
+    slots_ptr,
+    k_out_ptr,
+    v_out_ptr,
+    rows,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    slot = tl.load(slots_ptr + row, mask=row < rows, other=0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    k_mask = (row < rows)[:, None] & (d < K)[None, :]
+    v_mask = (row < rows)[:, None] & (d < V)[None, :]
+    k = tl.load(k_pool_ptr + slot[:, None] * K + d[None, :], mask=k_mask, other=0.0)
+    v = tl.load(v_pool_ptr + slot[:, None] * V + d[None, :], mask=v_mask, other=0.0)
+    out = row.to(tl.int64)[:, None]
+    tl.store(k_out_ptr + out * K + d[None, :], k.to(k_out_ptr.dtype.element_ty), mask=k_mask)
+    tl.store(v_out_ptr + out * V + d[None, :], v.to(v_out_ptr.dtype.element_ty), mask=v_mask)
+
+
+def gather_slots(
+    k_pool: torch.Tensor, v_pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows ``slots`` int32 [n] of the pools [slots, kv_heads, dim] as contiguous k and v [n, kv_heads, dim]."""
+    count = slots.shape[0]
+    k = torch.empty(count, *k_pool.shape[1:], dtype=dtype, device=k_pool.device)
+    v = torch.empty(count, *v_pool.shape[1:], dtype=dtype, device=v_pool.device)
+    k_width, v_width = k_pool.shape[1] * k_pool.shape[2], v_pool.shape[1] * v_pool.shape[2]
+    if count:
+        _gather_slots[(-(-count // 4),)](
+            k_pool,
+            v_pool,
+            slots,
+            k,
+            v,
+            count,
+            K=k_width,
+            V=v_width,
+            ROWS=4,
+            BLOCK=power_of_two(max(k_width, v_width)),
+            num_warps=4,
+        )
+    return k, v
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +282,7 @@ def prefill_shape(head_dim: int, itemsize: int) -> PrefillShape:
     """By head dimension and bytes of an element; measured on an H200 (docs/benchmarks.md)."""
     if itemsize > 2:
         return PrefillShape(128, 32, 8, 2) if head_dim <= 128 else PrefillShape(64, 16, 4, 1)
-    return PrefillShape(128, 128, 8, 3) if head_dim <= 128 else PrefillShape(128, 64, 8, 2)
+    return PrefillShape(64, 64, 4, 3) if head_dim <= 128 else PrefillShape(128, 64, 8, 2)
 
 
 def _can_copy_tiles(k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -250,6 +313,7 @@ def prefill(
     causal: bool = True,
     out: torch.Tensor | None = None,
     shape: PrefillShape | None = None,
+    prefix_slots: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of the new tokens of ragged segments over their cached prefix and themselves.
 
@@ -257,6 +321,8 @@ def prefill(
     stride), or both None: the pool holds them already and they are read through the slot table. k_pool
     [slots, kv_heads, D], v_pool [slots, kv_heads, DV]; slot_table int32 [rows, context]; tiles int32 from
     ``plan_tiles``. window, softcap, sinks as in ``decode``; ``causal`` False: every new token sees all new tokens.
+    prefix_slots int32 [sum of cached]: the slots of all cached tokens, back to back; where given (and the device can
+    copy tiles, and there is no window) the prefixes are gathered first, which pays from some GATHER_TOKENS new tokens.
     Returns [T, heads, DV]; rows that no tile covers keep what they were (``out``).
     """
     tokens, num_heads, dim = q.shape
@@ -277,10 +343,20 @@ def prefill(
     if tma and k is not None and v is not None:
         k_argument = TensorDescriptor(k, [tokens, kv_heads * dim], [k.stride(0), 1], [tile.block, dim])
         v_argument = TensorDescriptor(v, [tokens, kv_heads * v_dim], [v.stride(0), 1], [tile.block, v_dim])
+    gathered = tma and prefix_slots is not None and not window and len(prefix_slots) > 0
+    k_prefix: object = q
+    v_prefix: object = q
+    if gathered and prefix_slots is not None:
+        k_rows, v_rows = gather_slots(k_pool, v_pool, prefix_slots, q.dtype)
+        count = len(prefix_slots)
+        k_prefix = TensorDescriptor(k_rows, [count, kv_heads * dim], [kv_heads * dim, 1], [tile.block, dim])
+        v_prefix = TensorDescriptor(v_rows, [count, kv_heads * v_dim], [kv_heads * v_dim, 1], [tile.block, v_dim])
     _prefill[(tiles.shape[0], kv_heads)](
         q,
         k_argument,
         v_argument,
+        k_prefix,
+        v_prefix,
         k_pool,
         v_pool,
         slot_table,
@@ -307,6 +383,7 @@ def prefill(
         SINKS=sinks is not None,
         CAUSAL=causal,
         POOLED=pooled,
+        GATHERED=gathered,
         TMA=tma,
         STAGES=tile.stages,
         num_warps=tile.warps,

@@ -13,23 +13,24 @@ import triton.language as tl
 
 from ceiba.kernels.triton.launch import divide_up, pdl_options, wait_for_predecessor
 
-BLOCK = 4096
+BLOCK = 8192
+"""Vocabulary entries of a step of ``thresholds``."""
 CHUNK = 8192
 """Vocabulary entries of a block of ``choose``."""
 
 
 @triton.jit
 def gumbel(low, high, ids):
-    """Standard Gumbel noise for token ids under a row's 64-bit key (its two 32-bit halves, uint32): the same integers
-    as the torch reference, murmur3's finalizer keyed twice, u taken near 0.
+    """Minus the logarithm of standard exponential noise for token ids under a row's 64-bit key (its two 32-bit halves,
+    uint32). The integers are those of the torch reference, so that a race of exponentials there and the largest
+    logit plus this here have the same winner.
     """
     x = ids.to(tl.uint32) * 0x9E3779B1 + low
     x = (x ^ (x >> 16)) * 0x85EBCA6B
-    x = (x ^ (x >> 13)) + high
-    x = (x ^ (x >> 15)) * 0xC2B2AE35
-    x = (x ^ (x >> 16)) * 0x85EBCA6B
-    x = x ^ (x >> 13)
-    u = tl.minimum((x.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
+    x = ((x ^ (x >> 13)) + high) * 0xC2B2AE35
+    x = (x ^ (x >> 15)) * 0x85EBCA6B
+    x = x ^ (x >> 16)
+    u = tl.minimum(((x >> 1).to(tl.float32) + 0.5) * 4.656612873077393e-10, 0.99999994)
     # -log1p(-u): its series where 1 - u would round.
     exponential = tl.where(u < 1e-3, u * (1.0 + u * (0.5 + u * (0.3333333333 + u * 0.25))), -tl.log(1.0 - u))
     return -tl.log(exponential)
@@ -65,7 +66,7 @@ def _threshold(
     least = float("inf")
     running = tl.full((BLOCK,), -float("inf"), tl.float32)
     lowest = tl.full((BLOCK,), float("inf"), tl.float32)
-    for start in range(0, V, BLOCK):
+    for start in tl.range(0, V, BLOCK, num_stages=4):
         i = start + tl.arange(0, BLOCK)
         x = tl.load(at + i, mask=i < V, other=-float("inf"))
         running = tl.maximum(running, x)
@@ -73,7 +74,7 @@ def _threshold(
     best = tl.max(running, axis=0)
     least = tl.min(lowest, axis=0)
     mass = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, V, BLOCK):
+    for start in tl.range(0, V, BLOCK, num_stages=4):
         i = start + tl.arange(0, BLOCK)
         x = tl.load(at + i, mask=i < V, other=-float("inf"))
         mass += tl.exp((x - best) * inverse)
@@ -102,7 +103,7 @@ def _threshold(
         mass = tl.zeros((BLOCK,), tl.float32)
         below = tl.full((BLOCK,), -float("inf"), tl.float32)
         above = tl.full((BLOCK,), float("inf"), tl.float32)
-        for start in range(0, V, BLOCK):
+        for start in tl.range(0, V, BLOCK, num_stages=4):
             i = start + tl.arange(0, BLOCK)
             x = tl.load(at + i, mask=i < V, other=-float("inf"))
             upper = x > middle
@@ -133,7 +134,7 @@ def _threshold(
         count = tl.zeros((BLOCK,), tl.int32)
         mass = tl.zeros((BLOCK,), tl.float32)
         ties = tl.zeros((BLOCK,), tl.int32)
-        for start in range(0, V, BLOCK):
+        for start in tl.range(0, V, BLOCK, num_stages=4):
             i = start + tl.arange(0, BLOCK)
             x = tl.load(at + i, mask=i < V, other=-float("inf"))
             upper = x > cut
@@ -149,7 +150,7 @@ def _threshold(
         if num_ties > room:
             seen = 0
             last = -1
-            for start in range(0, V, BLOCK):
+            for start in tl.range(0, V, BLOCK, num_stages=4):
                 i = start + tl.arange(0, BLOCK)
                 x = tl.load(at + i, mask=i < V, other=-float("inf"))
                 tie = ((x == cut) & (i < V)).to(tl.int32)
@@ -261,7 +262,7 @@ def thresholds(
             vocab,
             logits.stride(0),
             BLOCK=BLOCK,
-            num_warps=16,
+            num_warps=32,
             **pdl_options(logits.device),
         )
     return cut, last

@@ -93,7 +93,7 @@ class GemvShape:
     warps: int
 
 
-def gemv_shape(k: int, paired: bool) -> GemvShape:
+def gemv_shape(k: int, paired: bool, normed: bool) -> GemvShape:
     """The tile for weight rows of ``k`` columns, from measurements on an H200 (docs/benchmarks.md)."""
     if paired:
         return GemvShape(1, 1024, 4)
@@ -123,7 +123,7 @@ def gemv(
         n //= 2
     if out is None:
         out = torch.empty(1, n, dtype=dtype or x.dtype, device=x.device)
-    tile = shape or gemv_shape(k, silu_pairs)
+    tile = shape or gemv_shape(k, silu_pairs, norm is not None)
     _gemv[(divide_up(n, tile.rows),)](
         x,
         w,
