@@ -72,6 +72,8 @@ class RunnerConfig(Record, frozen=True, kw_only=True):
     """Compute threads of the CPU backend."""
     cpu_kernels: bool = True
     """Whether the compiled CPU kernels may be used (off: the pure torch reference)."""
+    int8_activations: bool = False
+    """CPU kernels: round activations to int8 where they meet quantized weights."""
     cuda_graph_backend_decode: str = "full"
     cuda_graph_backend_prefill: str = "breakable"
     cuda_graph_max_bs_decode: int = 0

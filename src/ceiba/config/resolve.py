@@ -120,8 +120,7 @@ def compute_dtype(work: _Work) -> Dtype:
             refuse("--dtype", f"--dtype bfloat16: {device.name or 'this GPU'} has none. Instead: float16 or float32.")
         return cast(Dtype, asked)
     if work.compiled:
-        # The kernels keep weights as they are stored; this halves the KV cache and lets quantized weights meet int8
-        # activations. float32 makes every product exact instead.
+        # The kernels keep weights as they are stored; this halves the KV cache.
         return "bfloat16"
     if work.on_cpu:
         native = bool({"bf16", "amx"} & set(device.isa))
@@ -174,7 +173,11 @@ def _runner(work: _Work, memory: _Memory, kv_dtype: str) -> RunnerConfig:
     if work.on_cpu and gpu_id:
         refuse("--base-gpu-id", f"--base-gpu-id {gpu_id}: the server runs on the CPU. Leave it out, or --device cuda.")
     if not work.on_cpu:
-        idle = [flag for flag in ("--threads", "--disable-cpu-kernels") if flags.given(flag[2:].replace("-", "_"))]
+        idle = [
+            flag
+            for flag in ("--threads", "--disable-cpu-kernels", "--enable-int8-activations")
+            if flags.given(flag[2:].replace("-", "_"))
+        ]
         work.notes += [
             f"{flag} changes nothing here: it is for the CPU, and the server runs on a GPU." for flag in idle
         ]
@@ -199,6 +202,7 @@ def _runner(work: _Work, memory: _Memory, kv_dtype: str) -> RunnerConfig:
         kv_cache_dtype=kv_dtype,
         threads=flags.get("threads") or sizing.cpu_threads(device.cores),
         cpu_kernels=work.compiled,
+        int8_activations=flags.get("enable_int8_activations"),
         mem_fraction_static=memory.fraction,
         **_graphs(work),
     )

@@ -107,10 +107,12 @@ class Ops:
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear
     host: Any = None
     """Threads and scratch of the compiled CPU kernels, where they run (``kernels.cpu``)."""
+    int8: bool = False
+    """Whether the host kernels round activations to int8 where they meet quantized weights."""
 
 
 def select_ops(device: torch.device, config: RunnerConfig) -> Ops:
     """The table for a device: kernels where there are some for it, the reference everywhere else."""
     if device.type == "cpu" and config.cpu_kernels and cpu.available:
-        return Ops(name="cpu", host=cpu._cpu.Context(max(1, config.threads)))
+        return Ops(name="cpu", host=cpu._cpu.Context(max(1, config.threads)), int8=config.int8_activations)
     return Ops()

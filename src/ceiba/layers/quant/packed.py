@@ -114,8 +114,8 @@ class PackedWeight:
 class PackedMethod:
     """``packed``: what every checkpoint becomes where the compiled CPU kernels run.
 
-    With a 16-bit run dtype, activations meet quantized weights as int8 (one scale per 32 values); with float32 they
-    stay float32, and every product is exact to float32 rounding.
+    Products are exact to float32 rounding, unless ``Ops.int8`` asks for activations rounded to int8, one scale per 32
+    values: faster where there is no wider integer or matrix unit, at a KL divergence of about 0.004 on SmolLM2.
     """
 
     name = "packed"
@@ -127,4 +127,4 @@ class PackedMethod:
         whole = spec.cols == spec.stored_cols and not any(part.pad for part in spec.parts)
         if spec.cols % 32 or not whole:
             return PlainWeight(spec, self.ops)
-        return PackedWeight(spec, self.context, int8=spec.dtype != torch.float32)
+        return PackedWeight(spec, self.context, self.ops.int8)
