@@ -208,7 +208,6 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if (args.trace is None) == (args.synthetic is None):
         parser.error("give a trace file or --synthetic KIND, one of them")
-    logging.getLogger("ceiba.scheduler").setLevel(logging.ERROR)  # a line per step would drown the figures
     try:
         trace = (
             read_trace(args.trace, args.seed)
@@ -240,7 +239,7 @@ def main(argv: list[str] | None = None) -> int:
         host=args.cost_host_ms / 1e3,
     )
     started = time.perf_counter()
-    with _progress(len(trace), hidden=args.no_progress or not sys.stderr.isatty()) as update:
+    with _quiet(), _progress(len(trace), hidden=args.no_progress or not sys.stderr.isatty()) as update:
         figures = simulate(trace, config, context_len=args.context_length, cost=cost, progress=update)
     wall = time.perf_counter() - started
     text = json.dumps(figures, indent=2)
@@ -251,6 +250,18 @@ def main(argv: list[str] | None = None) -> int:
         Path(args.json).write_text(text + "\n", encoding="utf-8")
     _print(figures, wall)
     return 0
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A log line per step would drown the figures."""
+    log = logging.getLogger("ceiba.scheduler")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 @contextmanager
