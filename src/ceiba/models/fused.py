@@ -89,8 +89,6 @@ def fuse(model: Decoder, pool: KVPool, attention: HostAttention) -> FusedDecoder
     covered = (
         all(isinstance(weight, PackedWeight) for weight in packed)
         and not any(spec.windows)
-        # The kernels' MLP has no biases.
-        and not spec.mlp_bias
         and spec.rope.dim == spec.head_dim
         and spec.head_dim % 32 == 0
         and spec.hidden_size % 32 == 0

@@ -123,6 +123,11 @@ inline void product_silu(const Matrix& gate, const Matrix& up, const Input& in, 
       std::memset(u, 0, sizeof(float) * size_t(m) * LANES);
       panel_product(gate, p, in.rows(row), m, g);
       panel_product(up, p, in.rows(row), m, u);
+      for (int i = 0; i < m; i++)
+        for (int v = 0; v < NV; v++) {
+          if (gate.bias) store(g + i * LANES + v * W, load(g + i * LANES + v * W) + load(gate.bias + p * LANES + v * W));
+          if (up.bias) store(u + i * LANES + v * W, load(u + i * LANES + v * W) + load(up.bias + p * LANES + v * W));
+        }
       for (int i = 0; i < m * LANES; i += W) {
         vf x = load(g + i);
         store(g + i, x / (1.f + vexp(-x)) * load(u + i));
