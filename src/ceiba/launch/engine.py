@@ -120,6 +120,14 @@ class Engine:
 
     # ── the rest ─────────────────────────────────────────────────────────────
 
+    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **variables: Any) -> str:
+        """What the model's chat template makes of ``messages``; ``variables`` go to the template."""
+        from ceiba.server.openai.chat import conversation, template_variables
+
+        kwargs = template_variables(variables)
+        prompt = conversation(messages, add_generation_prompt=add_generation_prompt, kwargs=kwargs)
+        return self._run(self.front.render(prompt))
+
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._run(self.front.encode_texts([text], add_special_tokens))[0].tolist()
 
@@ -178,9 +186,6 @@ class Engine:
     # ── inside ───────────────────────────────────────────────────────────────
 
     def _open(self, config: Config) -> None:
-        from ceiba.obs import logs
-
-        logs.setup(config.obs)
         self.config = config
         self._closed = False
         self._graph = EngineGraph(config, self._on_failure)
