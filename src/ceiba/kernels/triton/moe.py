@@ -12,13 +12,20 @@ import triton
 import triton.language as tl
 
 from ceiba.kernels.triton.activation import silu
-from ceiba.kernels.triton.launch import divide_up, pdl_options, power_of_two, wait_for_predecessor
+from ceiba.kernels.triton.launch import (
+    divide_up,
+    pdl_options,
+    power_of_two,
+    prefetch_chunks,
+    prefetch_weights,
+    wait_for_predecessor,
+)
 from ceiba.kernels.triton.skinny import GemvShape
 
 GEMV_TOKENS = 4
 """Tokens up to which ``moe_small`` is used."""
 
-SMALL_TILES = (GemvShape(1, 1024, 4), GemvShape(4, 1024, 2))
+SMALL_TILES = (GemvShape(2, 2048, 8), GemvShape(4, 1024, 2))
 """Tiles of ``moe_small``: gate-up and down (whose columns are all of an expert's), measured on an H200."""
 
 ONE_BLOCK_PAIRS = 4096
@@ -126,6 +133,8 @@ def _norm_route(
     counter_ptr,
     ids_ptr,
     weights_ptr,
+    weight_ptr,
+    weight_chunks,
     eps,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -135,6 +144,7 @@ def _norm_route(
     TOP_K: tl.constexpr,
     KP: tl.constexpr,
     RENORMALIZE: tl.constexpr,
+    WEIGHT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(1).to(tl.int64)
@@ -144,6 +154,8 @@ def _norm_route(
     weight = tl.load(norm_ptr + d, mask=inside, other=0.0).to(tl.float32)
     router_mask = (mine < E)[:, None] & inside[None, :]
     router = tl.load(router_ptr + mine[:, None] * D + d[None, :], mask=router_mask, other=0.0)
+    if WEIGHT:
+        prefetch_weights(weight_ptr, weight_chunks, tl.program_id(0), tl.num_programs(0))
     wait_for_predecessor(PDL)
     x = tl.load(x_ptr + row * D + d, mask=inside, other=0.0).to(tl.float32)
     x = x * tl.rsqrt(tl.sum(x * x, axis=0) / D + eps) * weight
@@ -169,10 +181,13 @@ def norm_route(
     top_k: int,
     counters: torch.Tensor,
     renormalize: bool = True,
+    next_weight: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """RMS norm, router product and ``route`` in one kernel, for a few tokens.
 
-    x [T, D]; norm [D]; router [E, D]; counters int32 [≥ T], zero between launches. Returns the normed x [T, D], ids
+    x [T, D]; norm [D]; router [E, D]; counters int32 [≥ T], zero between launches. ``next_weight``: a weight
+    read soon after the experts' (the next layer's QKV), brought into the L2 meanwhile where there is one token. Returns
+    the normed x [T, D], ids
     int32 [T, top_k], weights float32 [T, top_k].
     """
     tokens, dim = x.shape
@@ -182,6 +197,7 @@ def norm_route(
     ids = torch.empty(tokens, top_k, dtype=torch.int32, device=x.device)
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
     block = 2
+    chunks = prefetch_chunks(next_weight) if tokens == 1 else 0
     _norm_route[(divide_up(experts, block), tokens)](
         x,
         norm,
@@ -191,6 +207,8 @@ def norm_route(
         counters,
         ids,
         weights,
+        x if next_weight is None else next_weight,
+        chunks,
         eps,
         D=dim,
         BLOCK=power_of_two(dim),
@@ -200,6 +218,7 @@ def norm_route(
         TOP_K=top_k,
         KP=power_of_two(top_k),
         RENORMALIZE=renormalize,
+        WEIGHT=chunks > 0,
         num_warps=4,
         **pdl_options(x.device),
     )

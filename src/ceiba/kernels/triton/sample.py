@@ -13,8 +13,10 @@ import triton.language as tl
 
 from ceiba.kernels.triton.launch import divide_up, pdl_options, wait_for_predecessor
 
-BLOCK = 8192
+BLOCK = 4096
 """Vocabulary entries of a step of ``thresholds``."""
+NEAR = 16384
+"""Entries near the best that are searched apart."""
 CHUNK = 8192
 """Vocabulary entries of a block of ``choose``."""
 
@@ -46,8 +48,10 @@ def _threshold(
     min_p_ptr,
     cut_ptr,
     last_tie_ptr,
+    near_ptr,
     V,
     stride,
+    NEAR: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -86,26 +90,50 @@ def _threshold(
     floor = tl.where(min_p > 0.0, best + tl.log(min_p) / inverse, -float("inf"))
     high = best
     low = tl.maximum(least, floor)
-    count_above = 0
-    mass_above = 0.0
     limited = (top_k < V) | (top_p < 1.0)
     # A row with an infinite value is at fault; it must not keep the search going.
     searching = limited & (low < high) & (best < float("inf"))
-    probe = best - 32.0 / inverse
+
+    # Copy the entries near the best aside. If the cut is among them, and it nearly always is, the search reads them
+    # alone; otherwise they have told that it lies further down.
+    border = best - 10.0 / inverse
+    source = at
+    entries = V
+    if searching & (border > low):
+        near_at = near_ptr + index.to(tl.int64) * NEAR
+        size = 0
+        mass = tl.zeros((BLOCK,), tl.float32)
+        below = tl.full((BLOCK,), -float("inf"), tl.float32)
+        for start in tl.range(0, V, BLOCK, num_stages=4):
+            i = start + tl.arange(0, BLOCK)
+            x = tl.load(at + i, mask=i < V, other=-float("inf"))
+            upper = x > border
+            mass += tl.where(upper, tl.exp((x - best) * inverse), 0.0)
+            below = tl.maximum(below, tl.where(upper, -float("inf"), x))
+            place = size + tl.cumsum(upper.to(tl.int32), axis=0) - 1
+            tl.store(near_at + place, x, mask=upper & (place < NEAR))
+            size += tl.sum(upper.to(tl.int32), axis=0)
+        if (size < top_k) & (tl.sum(mass, axis=0) < goal):
+            # The largest entry at or below the border is needed too.
+            high = tl.max(below, axis=0)
+            searching = low < high
+        else:
+            low = border
+            if size <= NEAR:
+                source = near_at
+                entries = size
+        tl.debug_barrier()
     while searching:
         middle = low + (high - low) * 0.5
         middle = tl.where(middle >= high, low, middle)
-        # First a guess that skips the far tail, where masked entries may lie astronomically low.
-        middle = tl.where(probe > low, probe, middle)
-        probe = -float("inf")
         # The smallest entry above the middle decides: is it the cut's side or not.
         count = tl.zeros((BLOCK,), tl.int32)
         mass = tl.zeros((BLOCK,), tl.float32)
         below = tl.full((BLOCK,), -float("inf"), tl.float32)
         above = tl.full((BLOCK,), float("inf"), tl.float32)
-        for start in tl.range(0, V, BLOCK, num_stages=4):
+        for start in range(0, entries, BLOCK):
             i = start + tl.arange(0, BLOCK)
-            x = tl.load(at + i, mask=i < V, other=-float("inf"))
+            x = tl.load(source + i, mask=i < entries, other=-float("inf"))
             upper = x > middle
             count += upper.to(tl.int32)
             mass += tl.where(upper, tl.exp((x - best) * inverse), 0.0)
@@ -118,9 +146,7 @@ def _threshold(
         needed = (count_here < top_k) & (mass_here < goal)
         if needed:
             # The largest entry at or below the middle is needed still.
-            high = next_below
-            count_above = count_here
-            mass_above = mass_here
+            high = tl.where(next_below > -float("inf"), next_below, high)
         else:
             # It is not; the cut lies above the middle.
             low = next_above
@@ -250,6 +276,7 @@ def thresholds(
     cut = torch.full((size,), -float("inf"), dtype=torch.float32, device=logits.device)
     last = torch.full((size,), vocab, dtype=torch.int32, device=logits.device)
     if len(rows):
+        near = torch.empty(len(rows), NEAR, dtype=torch.float32, device=logits.device)
         _threshold[(len(rows),)](
             logits,
             rows,
@@ -259,10 +286,12 @@ def thresholds(
             min_p,
             cut,
             last,
+            near,
             vocab,
             logits.stride(0),
+            NEAR=NEAR,
             BLOCK=BLOCK,
-            num_warps=32,
+            num_warps=16,
             **pdl_options(logits.device),
         )
     return cut, last

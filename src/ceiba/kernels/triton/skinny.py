@@ -96,10 +96,10 @@ class GemvShape:
 def gemv_shape(k: int, paired: bool, normed: bool) -> GemvShape:
     """The tile for weight rows of ``k`` columns, from measurements on an H200 (docs/benchmarks.md)."""
     if paired:
-        return GemvShape(1, 1024, 4)
-    if k >= 8192:
-        return GemvShape(4, 512, 4)
-    return GemvShape(2, 2048, 4) if k >= 4096 else GemvShape(2, 1024, 2)
+        return GemvShape(2, 4096, 8) if normed and k >= 4096 else GemvShape(1, 1024, 4)
+    if k < 4096:
+        return GemvShape(2, 1024, 4)
+    return GemvShape(4, 512, 4) if normed else GemvShape(4, 1024, 8)
 
 
 def gemv(
