@@ -168,6 +168,7 @@ class TokenizeAnswer(Answer):
     tokens: Annotated[list[int | list[int]], Meta(description="Token ids (of each text).")]
     count: Annotated[int | list[int], Meta(description="How many.")]
     max_model_len: Annotated[int, Meta(description="Tokens that fit in the context.")]
+    text: Annotated[str | None, Meta(description="With `return_text`: what the chat template made.")] = None
 
 
 class DetokenizeAnswer(Answer):

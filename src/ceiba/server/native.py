@@ -30,10 +30,10 @@ from ceiba.server.native_schemas import (
     SamplingFields,
     TokenizeRequest,
 )
-from ceiba.server.openai.chat import conversation
+from ceiba.server.openai.chat import conversation, template_variables
 from ceiba.server.openai.completions import prompts_of
 from ceiba.server.openai.translate import bias, fold_seed, refuse, routing_key, strings
-from ceiba.server.request import EngineRequest, Input
+from ceiba.server.request import EngineRequest, Input, TextPrompt
 from ceiba.server.sse import DONE
 
 _encode = msgspec.json.Encoder().encode
@@ -57,6 +57,8 @@ def engine_request(body: GenerateRequest, front: Front, headers: Headers) -> tup
     logprobs = _logprobs(body, count)
     inputs = []
     for i, prompt in enumerate(prompts):
+        if isinstance(prompt, TextPrompt) and not body.add_special_tokens:
+            prompt = TextPrompt(prompt.text, add_special_tokens=False)
         entry = fields[i]
         refuse(entry, REFUSED_SAMPLING)
         clamp = entry.max_new_tokens is None
@@ -206,8 +208,13 @@ async def tokenize(body: TokenizeRequest, front: Front) -> dict[str, Any]:
     """Raises BadRequest when neither or both of prompt and messages are given."""
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("give exactly one of prompt and messages.", param="prompt")
+    rendered: str | None = None
     if body.messages is not None:
-        ids = [await front.encode(conversation(body.messages))]
+        kwargs = template_variables(body.chat_template_kwargs)
+        rendered = await front.render(
+            conversation(body.messages, add_generation_prompt=body.add_generation_prompt, kwargs=kwargs)
+        )
+        ids = await front.encode_texts([rendered], add_special_tokens=False)
     else:
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
         if len(texts) > limits.MAX_BATCH:
@@ -215,11 +222,12 @@ async def tokenize(body: TokenizeRequest, front: Front) -> dict[str, Any]:
         ids = await front.encode_texts(texts, body.add_special_tokens)
     lists, counts = [i.tolist() for i in ids], [len(i) for i in ids]
     one = not isinstance(body.prompt, list)
-    return {
+    answer = {
         "tokens": lists[0] if one else lists,
         "count": counts[0] if one else counts,
         "max_model_len": front.capacity,
     }
+    return answer | ({"text": rendered} if body.return_text and rendered is not None else {})
 
 
 async def detokenize(body: DetokenizeRequest, front: Front) -> dict[str, Any]:

@@ -58,6 +58,9 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     input_ids: Annotated[
         list[int | list[int]] | None, Meta(description="Token ids instead of text: one list, or a list of lists.")
     ] = None
+    add_special_tokens: Annotated[
+        bool, Meta(description="Add the begin-of-text token where the model wants one. Default true; text only.")
+    ] = True
     sampling_params: Annotated[
         SamplingFields | list[SamplingFields] | None, Meta(description="How tokens are chosen (batch).")
     ] = None
@@ -113,6 +116,15 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: Annotated[
         bool, Meta(description="Add the begin-of-text token where the model wants one. Default true; prompt only.")
     ] = True
+    add_generation_prompt: Annotated[
+        bool, Meta(description="End the prompt where the assistant begins. Default true; messages only.")
+    ] = True
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="Variables for the chat template; messages only.")
+    ] = None
+    return_text: Annotated[bool, Meta(description="Give the text that the chat template made, too; messages only.")] = (
+        False
+    )
     model: Annotated[str | None, Meta(description="Any name: the one loaded model answers.")] = None
 
 

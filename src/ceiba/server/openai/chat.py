@@ -77,11 +77,16 @@ def conversation(messages: list[dict[str, Any]], **options: Any) -> ChatPrompt:
     return ChatPrompt([_message(message, f"messages[{i}]") for i, message in enumerate(messages)], **options)
 
 
+def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+    """``chat_template_kwargs`` as they go to the template. Raises BadRequest for those that are ours to set."""
+    for name in _OURS & (given or {}).keys():
+        raise BadRequest(f"chat_template_kwargs may not set {name}.", param=f"chat_template_kwargs.{name}")
+    return dict(given or {})
+
+
 def _prompt(body: ChatRequest) -> ChatPrompt:
     generate = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
-    kwargs = dict(body.chat_template_kwargs or {})
-    for name in _OURS & kwargs.keys():
-        raise BadRequest(f"chat_template_kwargs may not set {name}.", param=f"chat_template_kwargs.{name}")
+    kwargs = template_variables(body.chat_template_kwargs)
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     prompt = conversation(
