@@ -288,17 +288,20 @@ def moe_small(
     weights: torch.Tensor,
     residual: torch.Tensor | None = None,
     tiles: tuple[GemvShape, GemvShape] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The experts' output for a few tokens: Σ weightᵢ · downᵢ(silu(gateᵢ x) · upᵢ x), plus ``residual`` if given.
 
     x [T, D]; gate_up [E, 2F, D] (gate rows first); down [E, D, F]; ids int32, weights float32 [T, top_k]. ``ids`` must
-    come from a kernel of this package or be complete before the launch. Returns [T, D] in x's dtype.
+    come from a kernel of this package or be complete before the launch. Returns [T, D] in x's dtype; ``out`` may be
+    ``residual``.
     """
     tokens, dim = x.shape
     top_k = ids.shape[1]
     inner = down.shape[2]
     hidden = torch.empty(tokens * top_k, inner, dtype=x.dtype, device=x.device)
-    out = torch.empty_like(x)
+    if out is None:
+        out = torch.empty_like(x)
     options = pdl_options(x.device)
     first, second = tiles or SMALL_TILES
     _expert_gate_up[(divide_up(inner, first.rows), tokens * top_k)](
@@ -568,6 +571,7 @@ def moe(
     weights: torch.Tensor,
     residual: torch.Tensor | None = None,
     shapes: tuple[GroupedShape, GroupedShape] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The experts' output for any number of tokens; arguments and result as in ``moe_small``, which takes over where
     the tokens are few.
@@ -579,12 +583,13 @@ def moe(
     if tokens == 0:
         return torch.empty_like(x)
     if tokens <= GEMV_TOKENS and shapes is None:
-        return moe_small(x, gate_up, down, ids, weights, residual)
+        return moe_small(x, gate_up, down, ids, weights, residual, out=out)
     first, second = shapes or grouped_shapes(pairs, experts)
     order = order_by_expert(ids, experts, first.rows)
     hidden = torch.empty(pairs, inner, dtype=x.dtype, device=x.device)
     split = torch.empty(pairs, dim, dtype=x.dtype, device=x.device)
-    out = torch.empty_like(x)
+    if out is None:
+        out = torch.empty_like(x)
     blocks = order.experts.shape[0]
     _launch_grouped(x, gate_up, hidden, order, weights, first, inner, dim, top_k, True, blocks)
     _launch_grouped(hidden, down, split, order, weights, second, dim, inner, 1, False, blocks)
