@@ -38,7 +38,8 @@ class Client(Api):
             if isinstance(step, Send):
                 outcome = await self._send(call)
             else:
-                outcome = await asyncio.sleep(step.seconds)
+                await asyncio.sleep(step.seconds)
+                outcome = None
 
     async def _send(self, call: Call) -> httpx.Response | Exception:
         if self._http is None:
@@ -81,7 +82,11 @@ class SyncClient(Api):
                 step = steps.send(outcome)
             except StopIteration as end:
                 return end.value
-            outcome = self._send(call) if isinstance(step, Send) else time.sleep(step.seconds)
+            if isinstance(step, Send):
+                outcome = self._send(call)
+            else:
+                time.sleep(step.seconds)
+                outcome = None
 
     def _send(self, call: Call) -> httpx.Response | Exception:
         try:

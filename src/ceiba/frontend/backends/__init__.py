@@ -1,0 +1,1 @@
+"""Where programs run: one module per kind of backend."""
