@@ -56,7 +56,6 @@ class Model:
     def __init__(self, shape: Shape, batch: int, context: int, dtype: torch.dtype = BF16) -> None:
         self.shape = s = shape
         self.context = context
-        self.fetch_ahead = True
 
         def weight(*size: int) -> torch.Tensor:
             return torch.empty(*size, dtype=dtype, device="cuda").normal_(0, size[-1] ** -0.5)
@@ -134,8 +133,7 @@ class Model:
         )  # fmt: skip
         scale, shared = s.dim**-0.5, self.shared
         if shared is None:
-            weight = layer["out"] if self.fetch_ahead else None
-            out = decode(q, k, v, self.table, self.rows, self.lens, self.workspace, scale, next_weight=weight)
+            out = decode(q, k, v, self.table, self.rows, self.lens, self.workspace, scale)
         else:
             items, count, members = shared["items"], shared["count"], shared["members"]
             shared_parts(q, k, v, self.table, items, count, members, self.workspace, scale)
@@ -160,10 +158,7 @@ class Model:
             qkv = gemv(x, layer["qkv"], norm=layer["norm"])
             x = gemv(self.attend(index, qkv), layer["out"], residual=x)
             if s.experts:
-                following = self.layers[index + 1]["qkv"] if self.fetch_ahead and index + 1 < s.layers else None
-                normed, ids, weights = norm_route(
-                    x, layer["mlp_norm"], layer["router"], 1e-6, s.top_k, self.counters, next_weight=following
-                )
+                normed, ids, weights = norm_route(x, layer["mlp_norm"], layer["router"], 1e-6, s.top_k, self.counters)
                 x = moe(normed, layer["gate_up"], layer["down"], ids, weights, residual=x)
             else:
                 h = gemv(x, layer["gate_up"], norm=layer["mlp_norm"], silu_pairs=True)
@@ -287,11 +282,6 @@ def main() -> None:
             floor = model.bytes() / BANDWIDTH * 1e6
             print(f"{name} batch {batch:3d} context {options.context}: {us / 1e3:.3f} ms a step, "
                   f"floor {floor / 1e3:.3f}, ratio {us / floor:.2f}", flush=True)  # fmt: skip
-            if batch == 1:
-                model.fetch_ahead = False
-                us = replay_us([model.token], replays=15)
-                print(f"{name} batch 1 without fetching ahead: {us / 1e3:.3f} ms a step", flush=True)
-                model.fetch_ahead = True
             if options.profile:
                 profile(model)
             if options.tune and batch == 1:

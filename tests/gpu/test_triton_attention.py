@@ -162,19 +162,3 @@ def test_prefill(heads: int, kv_heads: int, dim: int, kind: str, pooled: bool, g
         mine = slice(ends[b] - lengths[b], ends[b])
         expected = ref.attention(q[mine], *cache.of(b), dim**-0.5, **extra)
         assert ref.error(out[mine], expected) < ref.BF16_BOUND, (b, lengths[b], cached[b])
-
-
-def test_decode_that_fetches_the_next_weight_is_the_same() -> None:
-    cache = Cache(8, 128, [700])
-    q = torch.randn(1, 32, 128, device="cuda").to(B)
-    workspace = DecodeWorkspace.allocate(1, 32, 8, 128, 0, q.device)
-    lens = torch.tensor([700], dtype=torch.int32, device="cuda")
-    for size in (1000, 4096 * 4096):
-        weight = torch.randn(size, device="cuda").to(B)
-        before = weight.clone()
-        out = decode(
-            q, cache.k, cache.v, cache.table, cache.rows.cuda(), lens, workspace, 0.1,
-            out=ref.poisoned(1, 32, 128), next_weight=weight,
-        )  # fmt: skip
-        assert ref.error(out, ref.attention(q, *cache.of(0), 0.1)) < ref.BF16_BOUND
-        assert torch.equal(weight, before)

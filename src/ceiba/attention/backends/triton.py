@@ -163,10 +163,9 @@ class TritonAttention:
         pool: KVPool,
         sinks: Tensor | None = None,
         written: bool = False,
-        next_weight: Tensor | None = None,
     ) -> Tensor:
         """As the contract says. ``written``: k and v are in the pool already and are passed for prefill to read, which
-        is faster from contiguous rows. ``next_weight``: the output projection's, see ``decode``.
+        is faster from contiguous rows.
         """
         batch, tokens = self._batch, self._prefill_tokens
         k_pool, v_pool = pool.k[layer.index], pool.v[layer.index]
@@ -196,7 +195,7 @@ class TritonAttention:
                 prefix_slots=None if layer.window else self._prefix_slots,
             )
         if q.shape[0] > tokens:
-            self._decode(q[tokens:], layer, shape, k_pool, v_pool, sinks, out[tokens:], next_weight)
+            self._decode(q[tokens:], layer, shape, k_pool, v_pool, sinks, out[tokens:])
         return out
 
     def _decode(
@@ -208,7 +207,6 @@ class TritonAttention:
         v_pool: Tensor,
         sinks: Tensor | None,
         out: Tensor,
-        next_weight: Tensor | None,
     ) -> None:
         batch, count = self._batch, self._batch.num_prefill
         workspace = self._workspace(q.shape[0], shape, v_pool.shape[2], q.device)
@@ -246,7 +244,6 @@ class TritonAttention:
             counts,
             MAX_PARTS if sharing else 0,
             out=out,
-            next_weight=next_weight,
         )
 
     def _workspace(self, batch: int, shape: tuple[int, int], v_dim: int, device: torch.device) -> DecodeWorkspace:

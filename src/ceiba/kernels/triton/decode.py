@@ -21,16 +21,12 @@ from ceiba.kernels.triton.launch import (
     num_multiprocessors,
     pdl_options,
     power_of_two,
-    prefetch_chunks,
     prefetch_to_l2,
-    prefetch_weights,
     wait_for_predecessor,
 )
 
 TILE: tuple[int, int, int] | None = None
 """Set by the benchmark to try a tile; None: ``decode_tile`` decides."""
-PREFETCH_BATCH = 2
-"""Segments up to which decode fetches the next weight."""
 LOG2E = 1.4426950408889634
 ITEM_FIELDS = 6
 """A shared stretch, int32: first entry in ``members``, number of members, slot-table row, first position, end
@@ -160,8 +156,6 @@ def _decode(
     part_ptr,
     lse_ptr,
     counter_ptr,
-    weight_ptr,
-    weight_chunks,
     q_stride,
     pool_stride,
     table_stride,
@@ -185,15 +179,11 @@ def _decode(
     SINKS: tl.constexpr,
     STAGES: tl.constexpr,
     LINES: tl.constexpr,
-    WEIGHT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     segment = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    if WEIGHT:
-        share = (tl.program_id(0) * HKV + kv_head) * SPLITS + split
-        prefetch_weights(weight_ptr, weight_chunks, share, batch * HKV * SPLITS)
     row = tl.load(rows_ptr + segment).to(tl.int64)
     length = tl.load(lens_ptr + segment)
     own = 0
@@ -498,7 +488,6 @@ def decode(
     shared_counts: torch.Tensor | None = None,
     max_shared_parts: int = 0,
     out: torch.Tensor | None = None,
-    next_weight: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of one query token per segment over its keys, itself included.
 
@@ -506,8 +495,7 @@ def decode(
     slot_table int32 [rows, context]; rows, kv_lens int32 [B] (a length of 0 gives zeros). ``window``: the last so many
     tokens only. ``softcap``: c·tanh(x/c) on scaled logits. ``sinks`` [heads]: a logit per head that takes weight and
     gives no value. After ``shared_parts``: own_starts int32 [B], the first position that no shared part covered, and
-    shared_counts int32 [B], parts of each segment, at most ``max_shared_parts``. ``next_weight``: the weight that the result will be multiplied by; a small batch, which
-    leaves the memory idle, brings it into the L2 meanwhile. Returns [B, heads, DV].
+    shared_counts int32 [B], parts of each segment, at most ``max_shared_parts``. Returns [B, heads, DV].
     """
     batch, num_heads, dim = q.shape
     kv_heads, v_dim = k_pool.shape[1], v_pool.shape[2]
@@ -521,7 +509,6 @@ def decode(
     if parts * batch * num_heads > workspace.lse.numel() or batch * kv_heads > workspace.counters.numel():
         raise ValueError(f"the decode workspace is too small for a batch of {batch} with {parts} parts; allocate more")
     unused = rows
-    chunks = prefetch_chunks(next_weight) if batch <= PREFETCH_BATCH else 0
     tile = TILE or decode_tile(batch, kv_heads, group, max(dim, v_dim), q.dtype.itemsize)
     block, stages, warps = tile
     _decode[(batch, kv_heads, splits)](
@@ -538,8 +525,6 @@ def decode(
         workspace.parts,
         workspace.lse,
         workspace.counters,
-        q if next_weight is None else next_weight,
-        chunks,
         q.stride(0),
         k_pool.stride(0),
         slot_table.stride(0),
@@ -557,7 +542,6 @@ def decode(
         BN=block,
         SPLITS=splits,
         LEAST=(128 if splits >= 16 else 256 if splits >= 8 else 1024) // block,
-        WEIGHT=chunks > 0,
         LINES=max(1, power_of_two(dim) * k_pool.element_size() // 128),
         SHARED_PARTS=max_shared_parts,
         WINDOW=window,

@@ -59,31 +59,3 @@ def prefetch_to_l2(pointers):
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
     )
-
-
-@triton.jit
-def prefetch_weights(weight_ptr, chunks, share, shares):
-    """This block's share of bringing ``chunks`` × 4 KiB of two-byte weights into the L2, asynchronously: for kernels
-    that leave the memory idle, on behalf of the product that follows. Hopper's bulk prefetch.
-    """
-    for first in range(share * 128, chunks, shares * 128):
-        chunk = tl.minimum(first + tl.arange(0, 128), chunks - 1).to(tl.int64)
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], 4096; mov.u32 $0, 0;",
-            "=r,l",
-            [weight_ptr + chunk * 2048],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
-PREFETCH_BYTES = 40 << 20
-"""More than this would push itself out of an H200's L2 again."""
-
-
-def prefetch_chunks(weight: torch.Tensor | None) -> int:
-    """How much of a contiguous two-byte ``weight`` to fetch ahead, in chunks of 4 KiB; 0 where it cannot be."""
-    if weight is None or weight.dtype.itemsize != 2 or not pdl_options(weight.device)["PDL"]:
-        return 0
-    return min(weight.numel() * 2, PREFETCH_BYTES) // 4096

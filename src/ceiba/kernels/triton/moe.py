@@ -16,8 +16,6 @@ from ceiba.kernels.triton.launch import (
     divide_up,
     pdl_options,
     power_of_two,
-    prefetch_chunks,
-    prefetch_weights,
     wait_for_predecessor,
 )
 from ceiba.kernels.triton.skinny import GemvShape
@@ -49,7 +47,7 @@ def _route_row(
     """
     top = tl.max(logits, axis=0)
     total = tl.sum(tl.exp(logits - top), axis=0)
-    comparable = tl.where(logits == logits, logits, -float("inf"))
+    comparable = tl.where(logits == logits, logits, -float("inf"))  # noqa: PLR0124 (NaN is not itself)
     if EP <= 256:
         # An expert's place is the number of experts ahead of it.
         ahead = comparable[None, :] > comparable[:, None]
@@ -133,8 +131,6 @@ def _norm_route(
     counter_ptr,
     ids_ptr,
     weights_ptr,
-    weight_ptr,
-    weight_chunks,
     eps,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -144,7 +140,6 @@ def _norm_route(
     TOP_K: tl.constexpr,
     KP: tl.constexpr,
     RENORMALIZE: tl.constexpr,
-    WEIGHT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(1).to(tl.int64)
@@ -154,8 +149,6 @@ def _norm_route(
     weight = tl.load(norm_ptr + d, mask=inside, other=0.0).to(tl.float32)
     router_mask = (mine < E)[:, None] & inside[None, :]
     router = tl.load(router_ptr + mine[:, None] * D + d[None, :], mask=router_mask, other=0.0)
-    if WEIGHT:
-        prefetch_weights(weight_ptr, weight_chunks, tl.program_id(0), tl.num_programs(0))
     wait_for_predecessor(PDL)
     x = tl.load(x_ptr + row * D + d, mask=inside, other=0.0).to(tl.float32)
     x = x * tl.rsqrt(tl.sum(x * x, axis=0) / D + eps) * weight
@@ -181,13 +174,10 @@ def norm_route(
     top_k: int,
     counters: torch.Tensor,
     renormalize: bool = True,
-    next_weight: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """RMS norm, router product and ``route`` in one kernel, for a few tokens.
 
-    x [T, D]; norm [D]; router [E, D]; counters int32 [≥ T], zero between launches. ``next_weight``: a weight
-    read soon after the experts' (the next layer's QKV), brought into the L2 meanwhile where there is one token. Returns
-    the normed x [T, D], ids
+    x [T, D]; norm [D]; router [E, D]; counters int32 [≥ T], zero between launches. Returns the normed x [T, D], ids
     int32 [T, top_k], weights float32 [T, top_k].
     """
     tokens, dim = x.shape
@@ -197,7 +187,6 @@ def norm_route(
     ids = torch.empty(tokens, top_k, dtype=torch.int32, device=x.device)
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
     block = 2
-    chunks = prefetch_chunks(next_weight) if tokens == 1 else 0
     _norm_route[(divide_up(experts, block), tokens)](
         x,
         norm,
@@ -207,8 +196,6 @@ def norm_route(
         counters,
         ids,
         weights,
-        x if next_weight is None else next_weight,
-        chunks,
         eps,
         D=dim,
         BLOCK=power_of_two(dim),
@@ -218,7 +205,6 @@ def norm_route(
         TOP_K=top_k,
         KP=power_of_two(top_k),
         RENORMALIZE=renormalize,
-        WEIGHT=chunks > 0,
         num_warps=4,
         **pdl_options(x.device),
     )

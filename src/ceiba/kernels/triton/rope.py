@@ -120,7 +120,7 @@ def qkv_norm_rope_write(
     q_weight, k_weight [D] or both None. Returns q [T, heads, D] and, with ``keep_kv``, contiguous k and v
     [T, kv_heads, D] besides (None otherwise), in ``dtype`` (default qkv's).
     """
-    parts, tokens, width = (1, *qkv.shape) if qkv.dim() == 2 else qkv.shape
+    parts, tokens, _ = (1, *qkv.shape) if qkv.dim() == 2 else qkv.shape
     kv_heads, dim = k_pool.shape[1], k_pool.shape[2]
     dtype = dtype or qkv.dtype
     q = torch.empty(tokens, num_heads, dim, dtype=dtype, device=qkv.device)

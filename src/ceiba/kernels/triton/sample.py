@@ -96,7 +96,7 @@ def _threshold(
 
     # Copy the entries near the best aside. If the cut is among them, and it nearly always is, the search reads them
     # alone; otherwise they have told that it lies further down.
-    border = best - 10.0 / inverse
+    border = best - 8.0 / inverse
     source = at
     entries = V
     if searching & (border > low):
