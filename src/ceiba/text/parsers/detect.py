@@ -28,7 +28,6 @@ _TOOLS = (
     _Rule("gpt-oss", ("<|channel|>", "to=functions.")),
     _Rule("gpt-oss", ("<|channel|>commentary",)),
     _Rule("kimi_k3", ("<|open|>", "<|sep|>")),
-    _Rule("kimi_k3", ("'<|open|>'",)),
     _Rule("kimi_k2", ("<|tool_calls_section_begin|>",)),
     _Rule("deepseekv41", ("｜DSML｜ ",)),
     _Rule("deepseekv32", ("｜DSML｜", "function_calls")),
@@ -48,6 +47,7 @@ _TOOLS = (
     _Rule("interns1", ("<|action_start|>",)),
     _Rule("lfm2", ("<|tool_call_start|>",)),
     _Rule("lfm2", ("<|tool_list_start|>",)),
+    _Rule("lfm2", ("List of tools: [", "<|im_start|>")),
     _Rule("nemotron_nano2", ("<TOOLCALL>",)),
     _Rule("minicpm5", ('<function name="', "<param name=")),
     _Rule("qwen3_coder", ("<function=", "<parameter=", "<tool_call>")),
@@ -72,6 +72,7 @@ _REASONING = (
     _Rule("cohere_command4", ("<|START_THINKING|>",)),
     _Rule("kimi", ("◁think▷",)),
     _Rule("granite", ("Here is my thought process:",)),
+    _Rule("granite", ("<think></think>", "<response></response>")),
     _Rule("hunyuan", ("<think", "hy_")),
     _Rule("hunyuan", ("<think>", "<answer>")),
     _Rule("step3p5", ("<think>", "<tool_response>", "<|im_start|>tool_response")),
@@ -86,7 +87,6 @@ _REASONING = (
     _Rule("nemotron_3", ("<think>", "truncate_history_thinking")),
     _Rule("poolside_v1", ("<think>", "<arg_key>")),
     _Rule("qwen3-thinking", ("<|im_start|>assistant\\n<think>\\n",), ("enable_thinking",)),
-    _Rule("qwen3", ("<think>", "</think>")),
     _Rule("qwen3", ("</think>",)),
 )
 

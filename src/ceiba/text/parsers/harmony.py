@@ -92,11 +92,13 @@ def _call(source: Source, name: str, content: Callable[[str], None], calls: Call
         yield from source.expect("{")
         pairs = yield from Literals(source, JSON).members()
         after = yield from source.ahead((_CALL, _END, _RETURN, _START))
-        if after is None or not name:
+        if (after is None and not source.cut_within((_CALL, _END, _RETURN, _START))) or not name:
             raise Malformed
         calls.add(name, object_text([(k or "", v) for k, v in pairs]))
         yield from source.space()
         yield from source.at((_CALL, _END, _RETURN))
+        if after is None:
+            source.rest()
     except Malformed:
         raw = source.since()
         if not source.ended:

@@ -227,6 +227,7 @@ class OutputParser:
         yield from self._answer()
         if self._emitter.calls:
             self._content.drop()
+            self._thought.drop()
         self._content.flush()
         self._thought.flush()
 
@@ -293,8 +294,9 @@ class OutputParser:
                     break
                 opener = yield from source.expect(next_opener)
         except Cut:
+            raw = source.rest()
             if not aside.found:
-                return source.since()
+                return raw
         except Malformed:
             return source.since()
         self._thought.drop()
@@ -317,6 +319,8 @@ class OutputParser:
             if tool is not None and found in openers:
                 yield from self._call(tool, found)
             elif reasoning is not None and found in begins and (reasoning.again or content.fresh):
+                if content.fresh:
+                    content.drop()
                 content.flush()
                 yield from self._think(reasoning, found)
             elif found not in noise:
@@ -331,9 +335,11 @@ class OutputParser:
             yield from tool.region(source, opener, self._calls)
         except Cut:
             # Cut off by the length limit. Behind a whole call, or as a mere marker, the rest says nothing to a reader.
-            raw = source.since()
+            raw = source.rest()
             if not self._emitter.calls and raw.strip() not in tool.openers:
                 self._content.emit(raw)
+            elif tool.trim:
+                self._content.drop()
         except Malformed:
             self._content.emit(source.since())
         source.release()

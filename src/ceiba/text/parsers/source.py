@@ -93,6 +93,11 @@ class Source:
         """The text read since ``mark``."""
         return "".join(self._kept or ()) + self.data[self._start : self.pos]
 
+    def rest(self) -> str:
+        """The text read since ``mark`` and all that is still unread, now read."""
+        self.pos = len(self.data)
+        return self.since()
+
     def release(self) -> None:
         self._kept = None
 
@@ -192,9 +197,10 @@ class Source:
         yield from self.space()
         found = yield from self.at(options)
         if found is None:
-            raise Cut if self.ended and self._could_be(options) else Malformed
+            raise Cut if self.cut_within(options) else Malformed
         return found
 
-    def _could_be(self, options: Sequence[str]) -> bool:
-        rest = self.data[self.pos :]
+    def cut_within(self, options: Sequence[str]) -> bool:
+        """Whether the stream ended, and what is left is the beginning of an option (or nothing)."""
+        rest = self.data[self.pos :].lstrip() if self.ended else " "
         return any(o.startswith(rest) for o in options)

@@ -67,7 +67,9 @@ KIMI_K3 = ReasoningFormat(
 MINIMAX_M3 = ReasoningFormat((("<mm:think>", "</mm:think>"),))
 MINIMAX_APPEND = ReasoningFormat(passed=True)
 MISTRAL = ReasoningFormat((("[THINK]", "[/THINK]"), *_THINK), again=True, trim=False)
-GRANITE = ReasoningFormat((("Here is my thought process:", "Here is my response:"),))
+GRANITE = ReasoningFormat(
+    (("Here is my thought process:", "Here is my response:"), *_THINK), noise=("<response>", "</response>")
+)
 GEMMA4 = ReasoningFormat((("<|channel>", "<channel|>"),), again=True, label="thought")
 HUNYUAN = ReasoningFormat((*_THINK, ("<think:opensource>", "</think:opensource>")), noise=("<answer>", "</answer>"))
 COHERE = ReasoningFormat(

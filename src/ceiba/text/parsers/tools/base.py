@@ -85,7 +85,10 @@ class ToolFormat:
         ``none``, a tool's name, or OpenAI's named form. Keys of the answer: ``begin`` and ``end`` (around all calls),
         ``separator``, ``triggers`` (where free text turns into a call), ``required`` (no free text, at least one
         call), ``parallel`` (more than one call) and ``tags``, each with ``name``, ``begin``, ``content``, ``end``.
-        ``content`` is ``{"type": "json", "schema"}``, or names the family's notation and how to write it.
+        ``content`` is ``{"type": "json", "schema"}``, or names the family's notation and how to write it
+        (``elements``, ``tree``, ``pythonic``, ``gemma``). Of ``begin``, ``{index}`` and ``{index0}`` stand for the
+        number of the call, from 1 and from 0; of an element's ``open``, ``{key}``, ``{type}`` (a JSON type) and
+        ``{is_string}`` (true or false) for the argument's.
         Raises BadRequest for a tool that is not offered.
         """
         named = _named(choice)

@@ -198,10 +198,17 @@ class MiniMaxM2(Elements):
 
 
 class MiniCPM5(Elements):
+    """``<function name="name"><param name="key">value</param></function>``; a value may be a CDATA section."""
+
     openers = ("<function ",)
     call = ("<function ", ">", "</function>")
     parameter = ("<param ", ">", "</param>")
     separator = "\n"
+
+    def _json(self, name: str, key: str, text: str, is_string: bool | None) -> str:
+        if text.startswith("<![CDATA[") and text.endswith("]]>"):
+            text = text[9:-3]
+        return super()._json(name, key, text, is_string)
 
     def frame(self, name: str) -> tuple[str, str]:
         return f'<function name="{name}">', "</function>"
