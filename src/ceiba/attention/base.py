@@ -45,7 +45,7 @@ class AttentionBatch:
     slot_table: torch.Tensor
     """int32 [max_rows, context], device: slot of position p of row r. Already holds this step's slots."""
     slots: torch.Tensor
-    """int64 [T], device: where this step's keys and values go"""
+    """int [T], device: where this step's keys and values go"""
     rows_device: torch.Tensor
     """int32 [B]"""
     kv_lens_device: torch.Tensor
@@ -76,20 +76,34 @@ class AttentionBackend(Protocol):
     name: str
     capabilities: Capabilities
 
+    @property
+    def slots(self) -> torch.Tensor | None:
+        """Slots of the planned batch, int [T], for a fused kernel that writes keys and values before ``run``; None
+        where ``run`` itself has to write them."""
+
+    @property
+    def wants_kv(self) -> bool:
+        """Whether ``run`` reads the planned batch's new keys and values from tensors although they are written."""
+
+    def prepare(self, layers: list[AttentionLayer]) -> None:
+        """Announce the model's layers, once, before the first ``plan``."""
+
     def plan(self, batch: AttentionBatch) -> None:
         """Prepare for the layers of one step."""
 
     def run(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         layer: AttentionLayer,
         pool: KVPool,
         sinks: torch.Tensor | None = None,
+        written: bool = False,
     ) -> torch.Tensor:
         """Write k, v to the pool at the batch's slots, then attend.
 
-        q [T, heads, head_dim]; k [T, kv_heads, head_dim]; v [T, kv_heads, v_head_dim] or both None where the caller's
-        fused kernel has written them already. Returns [T, heads, v_head_dim] in q's dtype.
+        q [T, heads, head_dim]; k [T, kv_heads, head_dim]; v [T, kv_heads, v_head_dim]. ``written``: a fused kernel
+        has put them into the pool already, and k and v may be None unless ``wants_kv``. Returns
+        [T, heads, v_head_dim] in q's dtype.
         """

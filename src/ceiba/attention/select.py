@@ -122,6 +122,18 @@ class SplitAttention:
         self.capabilities = decode.capabilities
         self._active = decode
 
+    @property
+    def slots(self) -> torch.Tensor | None:
+        return self._active.slots
+
+    @property
+    def wants_kv(self) -> bool:
+        return self._active.wants_kv
+
+    def prepare(self, layers: list[AttentionLayer]) -> None:
+        for backend in (self.prefill, self.decode):
+            backend.prepare(layers)
+
     def plan(self, batch: AttentionBatch) -> None:
         self._active = self.prefill if batch.num_prefill else self.decode
         self._active.plan(batch)
@@ -129,13 +141,14 @@ class SplitAttention:
     def run(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         layer: AttentionLayer,
         pool: KVPool,
         sinks: torch.Tensor | None = None,
+        written: bool = False,
     ) -> torch.Tensor:
-        return self._active.run(q, k, v, layer, pool, sinks)
+        return self._active.run(q, k, v, layer, pool, sinks, written)
 
 
 def select_pair(default: str, prefill: str | None, decode: str | None, needs: Needs) -> AttentionBackend:

@@ -11,6 +11,7 @@ import torch
 
 from ceiba.dist import partition
 from ceiba.layers.context import LayerContext
+from ceiba.layers.norm import RMSNorm
 from ceiba.layers.quant.base import Part, Slot, WeightSpec
 from ceiba.layers.quant.plain import Vector
 
@@ -30,11 +31,24 @@ class ColumnLinear:
             count, start = partition(out // unit, ctx.group, name, replicate=replicate)
             shares.append(Part(name, count * unit, start * unit, out))
         spec = WeightSpec(tuple(shares), in_features, 0, in_features, ctx.dtype, ctx.device)
+        self.ops = ctx.ops
         self.weight = ctx.quant.create(spec)
         self.bias = Vector(spec, dummy=0.0) if bias else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.weight.apply(x, None if self.bias is None else self.bias.value)
+
+    def after(self, norm: RMSNorm, delta: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        """Of the normed residual stream (``layers.ops``), which takes ``delta`` in; perhaps as partial sums."""
+        if self.weight.dense is None or self.bias is not None:
+            return self(norm.add(delta, residual))
+        return self.ops.norm_linear(delta, residual, norm.weight.value, norm.eps, self.weight.dense)
+
+    def gated_after(self, norm: RMSNorm, delta: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        """As ``after`` for the parts (gate, up); returns silu(gate) · up."""
+        if self.weight.dense is None or self.bias is not None:
+            return self.ops.silu_mul(self(norm.add(delta, residual)))
+        return self.ops.norm_gate_up(delta, residual, norm.weight.value, norm.eps, self.weight.dense)
 
     def slots(self, part: str) -> dict[str, Slot]:
         """Targets of one part's tensors, by suffix."""
@@ -53,6 +67,7 @@ class RowLinear:
         count, start = partition(in_features // unit, ctx.group, "input features")
         parts = (Part("", out_features, 0, out_features),)
         self.group = ctx.group
+        self.ops = ctx.ops
         spec = WeightSpec(parts, count * unit, start * unit, in_features, ctx.dtype, ctx.device)
         self.weight = ctx.quant.create(spec)
         self.bias = Vector(spec, dummy=0.0) if bias else None
@@ -63,6 +78,12 @@ class RowLinear:
             return self.weight.apply(x, bias)
         y = self.group.all_reduce(self.weight.apply(x, None))
         return y if bias is None else y + bias
+
+    def into(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor | None:
+        """What this layer adds to the residual stream (``layers.ops``), or None where it has added it."""
+        if self.weight.dense is None or self.bias is not None or self.group.size > 1:
+            return self(x)
+        return self.ops.linear_residual(x, self.weight.dense, residual)
 
     def slots(self, part: str = "") -> dict[str, Slot]:
         found = {"weight": Slot(self.weight, part)}

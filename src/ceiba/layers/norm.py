@@ -21,9 +21,9 @@ class RMSNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.ops.rms_norm(x, self.weight.value, self.eps)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """residual += x in place; returns the normed residual."""
-        return self.ops.add_rms_norm(x, residual, self.weight.value, self.eps)
+    def add(self, delta: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        """residual += delta in place (``layers.ops``); returns the normed residual."""
+        return self.ops.add_rms_norm(delta, residual, self.weight.value, self.eps)
 
     def slots(self, part: str = "") -> dict[str, Slot]:
         return {"weight": Slot(self.weight, part)}

@@ -1,8 +1,11 @@
-"""The fusable tensor operations between the matrix products, and the one place where a device's kernels plug in.
+"""The fusable tensor operations of a decoder layer, and the one place where a device's kernels plug in.
 
 An ``Ops`` is an immutable table of functions; layers call through the table they were built with. The functions here
 are the pure torch reference of every entry; ``select_ops`` returns a table in which a device's own kernels replace
 some of them. Knows no weights' names, no models and no requests.
+
+The residual stream is passed as two tensors: ``residual`` [T, n], updated in place, and ``delta``, what is still to be
+added to it: [T, n], float32 [P, T, n] whose sum over P it is (partial sums of a split product), or None.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import torch.nn.functional as F
 
 from ceiba.config.records import RunnerConfig
 from ceiba.kernels import cpu
+from ceiba.layers.rotary import RotaryStep
 
 Tensor = torch.Tensor
 
@@ -32,9 +36,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * y.to(x.dtype)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual += x in place, then rms_norm(residual); x, residual [T, n]."""
-    residual.add_(x)
+def add_rms_norm(delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual += delta in place, then rms_norm(residual); residual [T, n]."""
+    if delta is not None:
+        residual.add_(delta if delta.dim() == residual.dim() else delta.sum(0))
     return rms_norm(residual, weight, eps)
 
 
@@ -69,28 +74,124 @@ class QKVShape:
     head_dim: int
     eps: float = 0.0
     """Of the per-head norms, where the model has them."""
+    dtype: torch.dtype = torch.float32
+    """Of q, k and v."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVTarget:
+    """Where a layer's new keys and values go: pools [slots, kv_heads, d], slots int [T]."""
+
+    k_pool: Tensor
+    v_pool: Tensor
+    slots: Tensor
+    keep: bool
+    """Whether attention also wants them as tensors of their own (prefill)."""
+
+
+@dataclass(frozen=True, slots=True)
+class QKV:
+    """q [T, heads, d]; k and v [T, kv_heads, d], None where only the pool has them."""
+
+    q: Tensor
+    k: Tensor | None
+    v: Tensor | None
+    written: bool = False
+    """Whether k and v lie in the pool already."""
 
 
 def prepare_qkv(
-    qkv: Tensor, shape: QKVShape, cos: Tensor, sin: Tensor, q_norm: Tensor | None, k_norm: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Split qkv [T, (heads + 2 kv_heads) · d], norm q and k per head where weights [d] are given, and rotate them.
-
-    Returns q [T, heads, d], k and v [T, kv_heads, d].
+    qkv: Tensor,
+    shape: QKVShape,
+    rope: RotaryStep,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    target: KVTarget | None = None,
+) -> QKV:
+    """Split qkv [T, (heads + 2 kv_heads) · d] (or partial sums of it), norm q and k per head where weights [d] are
+    given, and rotate them. A kernel may write k and v to ``target`` as well; the reference leaves that to attention.
     """
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-    x = qkv.view(qkv.shape[0], heads + 2 * kv_heads, dim)
+    if qkv.dim() == 3:
+        qkv = qkv.sum(0)
+    x = qkv.to(shape.dtype).view(qkv.shape[0], heads + 2 * kv_heads, dim)
     qk, v = x[:, : heads + kv_heads], x[:, heads + kv_heads :]
     if q_norm is not None and k_norm is not None:
-        q = rotate(rms_norm(qk[:, :heads], q_norm, shape.eps), cos, sin)
-        return q, rotate(rms_norm(qk[:, heads:], k_norm, shape.eps), cos, sin), v
-    qk = rotate(qk, cos, sin)
-    return qk[:, :heads], qk[:, heads:], v
+        q = rotate(rms_norm(qk[:, :heads], q_norm, shape.eps), rope.cos, rope.sin)
+        return QKV(q, rotate(rms_norm(qk[:, heads:], k_norm, shape.eps), rope.cos, rope.sin), v)
+    qk = rotate(qk, rope.cos, rope.sin)
+    return QKV(qk[:, :heads], qk[:, heads:], v)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [T, in] · weight [out, in]ᵀ + bias [out]."""
     return F.linear(x, weight, bias)
+
+
+def norm_linear(delta: Tensor | None, residual: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    """The residual stream, normed, times weight [out, in]ᵀ → [T, out]; a kernel may return partial sums [P, T, out]."""
+    return F.linear(add_rms_norm(delta, residual, norm, eps), weight)
+
+
+def norm_gate_up(delta: Tensor | None, residual: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    """As ``norm_linear`` with weight [2n, in] = gate rows, up rows; returns silu(gate) · up, [T, n]."""
+    return silu_mul(F.linear(add_rms_norm(delta, residual, norm, eps), weight))
+
+
+def linear_residual(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor | None:
+    """x [T, in] · weight [out, in]ᵀ as a delta of the residual stream; None where it has been added already."""
+    return F.linear(x, weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a mixture of experts chooses: the ``top_k`` largest of a softmax over all experts."""
+
+    top_k: int
+    renormalize: bool
+    """Whether the chosen weights are scaled to sum to 1."""
+
+
+def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """logits [T, experts] → ids int [T, top_k], weights float32 [T, top_k], largest first."""
+    weights, ids = logits.float().softmax(-1).topk(routing.top_k, dim=-1)
+    if routing.renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return ids, weights
+
+
+def experts(x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Σ weightᵢ · downᵢ(silu(gateᵢ x) · upᵢ x) for x [T, d], gate_up [E, 2n, d] (gate rows first), down [E, d, n]."""
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in ids.unique().tolist():
+        token, choice = (ids == expert).nonzero(as_tuple=True)
+        y = F.linear(silu_mul(F.linear(x.index_select(0, token), gate_up[expert])), down[expert])
+        out.index_add_(0, token, y.float() * weights[token, choice].unsqueeze(1))
+    return out.to(x.dtype)
+
+
+def norm_experts(
+    delta: Tensor | None,
+    residual: Tensor,
+    norm: Tensor,
+    eps: float,
+    router: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    routing: Routing,
+    whole: bool = True,
+) -> Tensor | None:
+    """The residual stream, normed and routed by router [E, d], through the experts: a delta, or None where it has been
+    added already, which needs ``whole``: the experts are not split over ranks.
+    """
+    x = add_rms_norm(delta, residual, norm, eps)
+    ids, weights = route(F.linear(x, router), routing)
+    return experts(x, gate_up, down, ids, weights)
+
+
+def embed(table: Tensor, ids: Tensor) -> Tensor:
+    """Rows ``ids`` int [T] of table [V, n]."""
+    return table.index_select(0, ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +200,19 @@ class Ops:
 
     name: str = "torch"
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = add_rms_norm
+    add_rms_norm: Callable[[Tensor | None, Tensor, Tensor, float], Tensor] = add_rms_norm
     silu_mul: Callable[[Tensor], Tensor] = silu_mul
-    prepare_qkv: Callable[
-        [Tensor, QKVShape, Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor, Tensor]
-    ] = prepare_qkv
+    prepare_qkv: Callable[[Tensor, QKVShape, RotaryStep, Tensor | None, Tensor | None, KVTarget | None], QKV] = (
+        prepare_qkv
+    )
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear
+    norm_linear: Callable[[Tensor | None, Tensor, Tensor, float, Tensor], Tensor] = norm_linear
+    norm_gate_up: Callable[[Tensor | None, Tensor, Tensor, float, Tensor], Tensor] = norm_gate_up
+    linear_residual: Callable[[Tensor, Tensor, Tensor], Tensor | None] = linear_residual
+    norm_experts: Callable[
+        [Tensor | None, Tensor, Tensor, float, Tensor, Tensor, Tensor, Routing, bool], Tensor | None
+    ] = norm_experts
+    embed: Callable[[Tensor, Tensor], Tensor] = embed
     host: Any = None
     """Threads and scratch of the compiled CPU kernels, where they run (``kernels.cpu``)."""
     int8: bool = False
@@ -115,4 +223,8 @@ def select_ops(device: torch.device, config: RunnerConfig) -> Ops:
     """The table for a device: kernels where there are some for it, the reference everywhere else."""
     if device.type == "cpu" and config.cpu_kernels and cpu.available:
         return Ops(name="cpu", host=cpu._cpu.Context(max(1, config.threads)), int8=config.int8_activations)
+    if device.type == "cuda":
+        from ceiba.layers.cuda_ops import cuda_ops
+
+        return cuda_ops(device)
     return Ops()

@@ -132,10 +132,39 @@ class Rotary:
     def __init__(self, spec: RopeSpec, context_len: int, device: torch.device) -> None:
         frequencies, magnitude = SCALINGS[spec.kind](spec, context_len)
         angles = torch.outer(torch.arange(context_len, dtype=torch.float32), frequencies)
-        self.cos = (angles.cos() * magnitude).to(device)
-        """float32 [context_len, dim / 2]"""
-        self.sin = (angles.sin() * magnitude).to(device)
+        self.table = torch.cat((angles.cos() * magnitude, angles.sin() * magnitude), dim=1).to(device)
+        """float32 [context_len, dim]: cosines, then sines"""
+        half = self.table.shape[1] // 2
+        self.cos, self.sin = self.table[:, :half], self.table[:, half:]
 
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions int64 [T] → cos, sin float32 [T, dim / 2]; once per forward."""
-        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+    def at(self, positions: torch.Tensor) -> RotaryStep:
+        """positions int [T]; once per forward."""
+        return RotaryStep(self.table, positions)
+
+
+class RotaryStep:
+    """One step's rotations: kernels take the table and the positions, the reference the gathered rows."""
+
+    def __init__(self, table: torch.Tensor, positions: torch.Tensor) -> None:
+        self.table, self.positions = table, positions
+        self._gathered: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def dim(self) -> int:
+        """Rotated dimensions of a head."""
+        return self.table.shape[1]
+
+    @property
+    def cos(self) -> torch.Tensor:
+        """float32 [T, dim / 2]"""
+        return self._rows()[0]
+
+    @property
+    def sin(self) -> torch.Tensor:
+        return self._rows()[1]
+
+    def _rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._gathered is None:
+            cos, sin = self.table.index_select(0, self.positions).chunk(2, dim=1)
+            self._gathered = cos, sin
+        return self._gathered

@@ -38,8 +38,8 @@ class KVPool:
         self.v = [lazy_zeros(size, heads, shape.v_head_dim, dtype=shape.dtype, device=device) for _ in layers]
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """k, v [T, kv_heads, dim] to ``slots`` int64 [T], converted to the pool's dtype."""
-        dtype = self.shape.dtype
+        """k, v [T, kv_heads, dim] to ``slots`` int [T], converted to the pool's dtype."""
+        dtype, slots = self.shape.dtype, slots.long()
         for pool, values in ((self.k[layer], k), (self.v[layer], v)):
             values = values.to(dtype)
             if dtype.itemsize == 1:

@@ -18,10 +18,11 @@ from ceiba.dist import partition
 from ceiba.layers.context import LayerContext
 from ceiba.layers.embedding import VocabMatrix
 from ceiba.layers.linear import ColumnLinear, RowLinear
+from ceiba.layers.moe.sparse import SparseMLP
 from ceiba.layers.norm import RMSNorm
-from ceiba.layers.ops import QKVShape
+from ceiba.layers.ops import KVTarget, QKVShape, Routing
 from ceiba.layers.quant.base import Slot
-from ceiba.layers.rotary import RopeSpec, Rotary
+from ceiba.layers.rotary import RopeSpec, Rotary, RotaryStep
 from ceiba.memory.pool import KVPool, KVShape
 
 BLOCK_WEIGHTS: Mapping[str, tuple[str, str]] = {
@@ -38,6 +39,20 @@ BLOCK_WEIGHTS: Mapping[str, tuple[str, str]] = {
     "post_attention_layernorm": ("mlp_norm", ""),
 }
 """Stored module of a block → (our layer, part of it)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoESpec:
+    """The sparse layers of a decoder."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    """Of one expert."""
+    renormalize: bool
+    """Whether the chosen experts' weights are scaled to sum to 1."""
+    layers: frozenset[int]
+    """Which layers are sparse; the others have a dense MLP."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +77,7 @@ class DecoderSpec:
     """Per-head RMS norm on q and k before rotation."""
     windows: tuple[int, ...] = ()
     """Sliding window of each layer, 0 for full attention; empty: full everywhere."""
+    moe: MoESpec | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], **family: Any) -> DecoderSpec:
@@ -111,7 +127,7 @@ class DecoderBlock:
         kv_heads, _ = partition(spec.num_kv_heads, ctx.group, "KV heads", replicate=True)
         dim = spec.head_dim
         self.ops = ctx.ops
-        self.shape = QKVShape(heads, kv_heads, dim, spec.rms_eps)
+        self.shape = QKVShape(heads, kv_heads, dim, spec.rms_eps, ctx.dtype)
         window = spec.windows[index] if spec.windows else 0
         self.layer = AttentionLayer(index, heads, kv_heads, dim, dim**-0.5, window=window)
         self.attention_norm = RMSNorm(ctx, spec.hidden_size, spec.rms_eps)
@@ -131,34 +147,51 @@ class DecoderBlock:
         self.k_scale = self.k_norm.weight.value if self.k_norm else None
         self.out = RowLinear(ctx, spec.num_heads * dim, spec.hidden_size, unit=dim, bias=spec.out_bias)
         self.mlp_norm = RMSNorm(ctx, spec.hidden_size, spec.rms_eps)
+        self.moe = _sparse_mlp(spec, index, ctx)
         width = spec.intermediate_size
-        self.gate_up = ColumnLinear(
-            ctx, spec.hidden_size, (("gate", width, 1, False), ("up", width, 1, False)), bias=spec.mlp_bias
-        )
-        self.down = RowLinear(ctx, width, spec.hidden_size, bias=spec.mlp_bias)
+        if self.moe is None:
+            self.gate_up = ColumnLinear(
+                ctx, spec.hidden_size, (("gate", width, 1, False), ("up", width, 1, False)), bias=spec.mlp_bias
+            )
+            self.down = RowLinear(ctx, width, spec.hidden_size, bias=spec.mlp_bias)
 
     def forward(
         self,
-        normed: torch.Tensor,
+        delta: torch.Tensor | None,
         residual: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        rope: RotaryStep,
         backend: AttentionBackend,
         pool: KVPool,
-    ) -> torch.Tensor:
-        """normed [T, hidden] is this block's normed input; adds attention to residual, returns the MLP's output."""
-        q, k, v = self.ops.prepare_qkv(self.qkv(normed), self.shape, cos, sin, self.q_scale, self.k_scale)
-        attended = backend.run(q, k, v, self.layer, pool)
-        x = self.out(attended.reshape(normed.shape[0], -1))
-        x = self.mlp_norm.add(x, residual)
-        return self.down(self.ops.silu_mul(self.gate_up(x)))
+    ) -> torch.Tensor | None:
+        """One layer over the residual stream [T, hidden] (``layers.ops``): takes ``delta`` in, returns a new one."""
+        layer, target = self.layer, None
+        if backend.slots is not None:
+            k_pool, v_pool = pool.k[layer.index], pool.v[layer.index]
+            target = KVTarget(k_pool, v_pool, backend.slots, backend.wants_kv)
+        qkv = self.qkv.after(self.attention_norm, delta, residual)
+        new = self.ops.prepare_qkv(qkv, self.shape, rope, self.q_scale, self.k_scale, target)
+        attended = backend.run(new.q, new.k, new.v, layer, pool, written=new.written)
+        delta = self.out.into(attended.reshape(len(residual), -1), residual)
+        if self.moe is not None:
+            return self.moe(self.mlp_norm, delta, residual)
+        return self.down.into(self.gate_up.gated_after(self.mlp_norm, delta, residual), residual)
 
     def slots(self, prefix: str) -> Iterator[tuple[str, Slot]]:
+        if self.moe is not None:
+            yield from ((f"{prefix}.mlp.{name}", slot) for name, slot in self.moe.slots().items())
         for stored, (attribute, part) in BLOCK_WEIGHTS.items():
-            layer = getattr(self, attribute)
+            layer = getattr(self, attribute, None)
             if layer is not None:
                 for suffix, slot in layer.slots(part).items():
                     yield f"{prefix}.{stored}.{suffix}", slot
+
+
+def _sparse_mlp(spec: DecoderSpec, index: int, ctx: LayerContext) -> SparseMLP | None:
+    moe = spec.moe
+    if moe is None or index not in moe.layers:
+        return None
+    routing = Routing(moe.top_k, moe.renormalize)
+    return SparseMLP(ctx, spec.hidden_size, moe.intermediate_size, moe.num_experts, routing)
 
 
 class Decoder:
@@ -191,14 +224,12 @@ class Decoder:
         self, ids: torch.Tensor, positions: torch.Tensor, backend: AttentionBackend, pool: KVPool
     ) -> torch.Tensor:
         """ids int [T], positions int64 [T] → normed hidden states [T, hidden]. ``backend`` has planned the batch."""
-        cos, sin = self.rotary.at(positions)
+        rope = self.rotary.at(positions)
         residual = self.embedding.embed(ids)
-        x = self.blocks[0].attention_norm(residual)
-        for index, block in enumerate(self.blocks):
-            if index:
-                x = block.attention_norm.add(x, residual)
-            x = block.forward(x, residual, cos, sin, backend, pool)
-        return self.final_norm.add(x, residual)
+        delta: torch.Tensor | None = None
+        for block in self.blocks:
+            delta = block.forward(delta, residual, rope, backend, pool)
+        return self.final_norm.add(delta, residual)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, hidden] of the positions that need them → [N, vocab] in the run's dtype."""

@@ -85,6 +85,8 @@ class FusedDecoder:
 def fuse(model: Decoder, pool: KVPool, attention: HostAttention) -> FusedDecoder | None:
     """The fused form, or None when the kernels do not cover this model or this pool."""
     spec = model.spec
+    if spec.moe is not None:
+        return None
     packed = [model.embedding.weight, model.head.weight, *(w for block in model.blocks for w in _matrices(block))]
     covered = (
         all(isinstance(weight, PackedWeight) for weight in packed)

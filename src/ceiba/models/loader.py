@@ -93,7 +93,7 @@ def fill_dummy(model: Decoder) -> None:
         if id(slot.target) in seen:
             continue
         seen.add(id(slot.target))
-        generator = torch.Generator(device=model.rotary.cos.device)
+        generator = torch.Generator(device=model.rotary.table.device)
         generator.manual_seed(zlib.crc32(name.encode()))
         slot.target.fill(generator)
 

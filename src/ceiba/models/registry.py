@@ -16,6 +16,7 @@ ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "MistralForCausalLM": ("ceiba.models.llama", "MistralForCausalLM"),
     "Qwen2ForCausalLM": ("ceiba.models.qwen2", "Qwen2ForCausalLM"),
     "Qwen3ForCausalLM": ("ceiba.models.qwen3", "Qwen3ForCausalLM"),
+    "Qwen3MoeForCausalLM": ("ceiba.models.qwen3_moe", "Qwen3MoeForCausalLM"),
 }
 
 

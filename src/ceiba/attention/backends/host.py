@@ -67,9 +67,14 @@ class HostAttention:
         shared_prefix=True,
     )
     batch: HostBatch
+    slots = None
+    wants_kv = True
 
     def __init__(self, context: Any) -> None:
         self.context = context
+
+    def prepare(self, layers: list[AttentionLayer]) -> None:
+        """Nothing to know ahead."""
 
     def plan(self, batch: AttentionBatch) -> None:
         self.batch = HostBatch(
@@ -85,12 +90,15 @@ class HostAttention:
     def run(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         layer: AttentionLayer,
         pool: KVPool,
         sinks: torch.Tensor | None = None,
+        written: bool = False,
     ) -> torch.Tensor:
+        assert k is not None
+        assert v is not None
         b = self.batch
         out = torch.empty(q.shape, dtype=torch.float32)
         key_pool, value_pool = pool.k[layer.index], pool.v[layer.index]

@@ -68,6 +68,11 @@ class TorchNative:
 
     name = "torch_native"
     capabilities = CAPABILITIES
+    slots = None
+    wants_kv = True
+
+    def prepare(self, layers: list[AttentionLayer]) -> None:
+        """Nothing to know ahead."""
 
     def plan(self, batch: AttentionBatch) -> None:
         self._slots = batch.slots
@@ -117,8 +122,9 @@ class TorchNative:
         layer: AttentionLayer,
         pool: KVPool,
         sinks: Tensor | None = None,
+        written: bool = False,
     ) -> Tensor:
-        if k is not None and v is not None:
+        if k is not None and v is not None and not written:
             pool.write(layer.index, self._slots, k, v)
         out = q.new_empty(q.shape[0], q.shape[1], layer.v_head_dim or layer.head_dim)
         for segment in self._prefill:

@@ -89,6 +89,14 @@ class TritonAttention:
         self._tiles: dict[tuple[int, int], Tensor] = {}
         self._shapes: set[tuple[int, int]] = set()
 
+    @property
+    def slots(self) -> Tensor:
+        return self._batch.slots
+
+    @property
+    def wants_kv(self) -> bool:
+        return self._prefill_tokens > 0
+
     def prepare(self, layers: list[AttentionLayer]) -> None:
         """Announce the layers, so that the first step is planned whole (else it is from the second step on)."""
         self._shapes.update((layer.num_heads, layer.num_kv_heads) for layer in layers)

@@ -65,6 +65,10 @@ class Loadable(Protocol):
 class Weight(Loadable, Protocol):
     """One stored matrix [out, in]."""
 
+    @property
+    def dense(self) -> torch.Tensor | None:
+        """The matrix as values of the run's dtype, for kernels that fuse the product; None where it is not kept so."""
+
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, in] → [T, out], in x's dtype."""
 
@@ -80,11 +84,41 @@ class Slot:
     part: str
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertSpec:
+    """The gated MLPs of ``num_experts`` experts: gate and up [inner, hidden], down [hidden, inner], of which this rank
+    holds inner dimensions [start, start + inner) of ``stored_inner``.
+    """
+
+    num_experts: int
+    hidden: int
+    inner: int
+    start: int
+    stored_inner: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class ExpertWeights(Protocol):
+    """All experts of a layer."""
+
+    gate_up: torch.Tensor
+    """[E, 2 · inner, hidden], gate rows first"""
+    down: torch.Tensor
+    """[E, hidden, inner]"""
+
+    def slots(self) -> dict[str, Slot]:
+        """Targets by stored name below the experts' module."""
+
+
 class QuantMethod(Protocol):
     name: str
 
     def create(self, spec: WeightSpec) -> Weight:
         """Storage for a matrix, not yet loaded."""
+
+    def create_experts(self, spec: ExpertSpec) -> ExpertWeights:
+        """Storage for a layer's experts, not yet loaded."""
 
 
 def check_shape(raw: RawTensor, expected: tuple[int, ...]) -> None:

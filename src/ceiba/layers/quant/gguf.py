@@ -7,8 +7,8 @@ Never knows the model.
 from __future__ import annotations
 
 from ceiba.layers.ops import Ops
-from ceiba.layers.quant.base import WeightSpec
-from ceiba.layers.quant.plain import PlainWeight
+from ceiba.layers.quant.base import ExpertSpec, WeightSpec
+from ceiba.layers.quant.plain import PlainExperts, PlainWeight
 
 
 class GGUFMethod:
@@ -21,3 +21,6 @@ class GGUFMethod:
 
     def create(self, spec: WeightSpec) -> PlainWeight:
         return PlainWeight(spec, self.ops)
+
+    def create_experts(self, spec: ExpertSpec) -> PlainExperts:
+        return PlainExperts(spec)

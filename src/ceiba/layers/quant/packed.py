@@ -16,9 +16,9 @@ from ceiba.checkpoint.base import RawTensor
 from ceiba.core.errors import CheckpointError
 from ceiba.kernels import cpu
 from ceiba.layers.ops import Ops
-from ceiba.layers.quant.base import Weight, WeightSpec, check_shape
+from ceiba.layers.quant.base import ExpertSpec, Weight, WeightSpec, check_shape
 from ceiba.layers.quant.decode import slabs
-from ceiba.layers.quant.plain import DUMMY_STD, PlainWeight
+from ceiba.layers.quant.plain import DUMMY_STD, PlainExperts, PlainWeight
 
 BLOCK_COLS = {"Q4_0": 32, "Q4_1": 32, "Q5_0": 32, "Q5_1": 32, "Q8_0": 32, "Q4_K": 256, "Q5_K": 256, "Q6_K": 256}
 """Types whose blocks the kernels multiply as they are, and the columns of a block."""
@@ -55,6 +55,8 @@ class PackedWeight:
     def __init__(self, spec: WeightSpec, context: Any, int8: bool) -> None:
         self.spec, self.context, self.int8 = spec, context, int8
         self.parts: dict[str, PackedPart] = {}
+
+    dense = None
 
     def load(self, part: str, raw: RawTensor) -> None:
         spec = self.spec
@@ -128,3 +130,6 @@ class PackedMethod:
         if spec.cols % 32 or not whole:
             return PlainWeight(spec, self.ops)
         return PackedWeight(spec, self.context, self.ops.int8)
+
+    def create_experts(self, spec: ExpertSpec) -> PlainExperts:
+        return PlainExperts(spec)

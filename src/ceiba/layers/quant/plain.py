@@ -9,7 +9,7 @@ import torch
 
 from ceiba.checkpoint.base import RawTensor
 from ceiba.layers.ops import Ops
-from ceiba.layers.quant.base import WeightSpec, check_shape
+from ceiba.layers.quant.base import ExpertSpec, Slot, WeightSpec, check_shape
 from ceiba.layers.quant.decode import slabs
 
 DUMMY_STD = 0.02
@@ -38,8 +38,51 @@ class PlainWeight:
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return self.ops.linear(x, self.value, bias)
 
+    @property
+    def dense(self) -> torch.Tensor:
+        return self.value
+
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.value.index_select(0, ids)
+        return self.ops.embed(self.value, ids)
+
+
+class PlainExperts:
+    """Experts in the run's dtype. See ``layers.quant.base.ExpertWeights``.
+
+    Stored as one tensor for each expert and matrix (``3.up_proj.weight``).
+    """
+
+    def __init__(self, spec: ExpertSpec) -> None:
+        self.spec = spec
+        count, hidden, inner = spec.num_experts, spec.hidden, spec.inner
+        self.gate_up = torch.empty(count, 2 * inner, hidden, dtype=spec.dtype, device=spec.device)
+        self.down = torch.empty(count, hidden, inner, dtype=spec.dtype, device=spec.device)
+
+    def load(self, part: str, raw: RawTensor) -> None:
+        spec = self.spec
+        expert, _, what = part.partition(".")
+        if what == "down_proj":
+            check_shape(raw, (spec.hidden, spec.stored_inner))
+            self._copy(self.down[int(expert)], raw, 0, slice(spec.start, spec.start + spec.inner))
+            return
+        check_shape(raw, (spec.stored_inner, spec.hidden))
+        first = 0 if what == "gate_proj" else spec.inner
+        self._copy(self.gate_up[int(expert), first : first + spec.inner], raw, spec.start, slice(None))
+
+    def _copy(self, target: torch.Tensor, raw: RawTensor, start: int, columns: slice) -> None:
+        for offset, values in slabs(raw, start, len(target)):
+            target[offset : offset + len(values)].copy_(values[:, columns])
+
+    def fill(self, generator: torch.Generator) -> None:
+        for value in (self.gate_up, self.down):
+            value.normal_(0.0, DUMMY_STD, generator=generator)
+
+    def slots(self) -> dict[str, Slot]:
+        return {
+            f"{expert}.{what}.weight": Slot(self, f"{expert}.{what}")
+            for expert in range(self.spec.num_experts)
+            for what in ("gate_proj", "up_proj", "down_proj")
+        }
 
 
 class PlainMethod:
@@ -52,6 +95,9 @@ class PlainMethod:
 
     def create(self, spec: WeightSpec) -> PlainWeight:
         return PlainWeight(spec, self.ops)
+
+    def create_experts(self, spec: ExpertSpec) -> PlainExperts:
+        return PlainExperts(spec)
 
 
 class Vector:
