@@ -240,7 +240,7 @@ def prefill_attention(sweep: bool) -> None:
                             0.09,
                             shape=PrefillShape(*s) if s else None,
                             prefix_slots=held,
-                        )  # fmt: skip
+                        )
                     )
                 )
                 line(f"{name} gathered {shape}", us2, flops / ATTENTION_FLOPS * 1e6, f"{flops / us2 / 1e6:.0f} TFLOP/s")

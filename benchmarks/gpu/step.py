@@ -1,5 +1,5 @@
-"""One decode step of Qwen3-8B or Qwen3-30B-A3B shapes, random weights, made of the kernels alone in one CUDA graph: what
-the kernels make possible, without an engine around them. Prints ms a step against the time to read the bytes once.
+"""One decode step of Qwen3-8B or Qwen3-30B-A3B shapes, random weights, made of the kernels alone in one CUDA graph:
+what the kernels make possible, without an engine around them. Prints ms a step against the time to read the bytes once.
 
     PYTHONPATH=src python benchmarks/gpu/step.py [--models 8b,30b] [--batches 1,64,256] [--context 1024] [--check]
 """
@@ -7,6 +7,7 @@ the kernels make possible, without an engine around them. Prints ms a step again
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -311,12 +312,12 @@ def tune(model: Model) -> None:
     s = model.shape
     kinds = [(s.hidden, False, True), (s.heads * s.dim, False, False)]
     kinds += [] if s.experts else [(s.hidden, True, True), (s.inner, False, False)]
-    tiles = [(1, 2048, 4), (1, 4096, 4), (1, 4096, 8), (2, 1024, 2), (2, 1024, 4), (2, 2048, 4), (2, 4096, 8), (4, 512, 4),
-             (4, 1024, 4), (4, 1024, 8), (4, 2048, 8), (8, 512, 4), (8, 1024, 8)]  # fmt: skip
+    tiles = list(itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096), (2, 4, 8)))
     for kind in kinds:
         found = []
         for tile in tiles:
-            if tile[1] <= kind[0] and tile[0] * tile[1] * (2 if kind[1] else 1) // (tile[2] * 32) <= 64:
+            elements = tile[0] * tile[1] * (2 if kind[1] else 1) // (tile[2] * 32)
+            if tile[1] <= kind[0] and 16 <= elements <= 64:
                 kept[kind] = skinny.GemvShape(*tile)
                 found.append((round(replay_us([model.token], replays=5) / 1e3, 3), tile))
         found.sort()

@@ -66,7 +66,7 @@ def _attend_slots(
     SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Online softmax of q [M, BD] over positions [begin, end) of one slot-table row, those below ``lowest`` left out."""
+    """Online softmax of q [M, BD] over positions [begin, end) of one slot-table row that are not below ``lowest``."""
     d = tl.arange(0, BD)
     dv = tl.arange(0, BDV)
     for start in tl.range(begin, end, BN, num_stages=STAGES):

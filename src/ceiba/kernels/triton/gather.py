@@ -1,5 +1,5 @@
-"""Rows by index: token embeddings, the last position of each sampled segment, keys and values to their slots. Knows rows
-of numbers only.
+"""Rows by index: token embeddings, the last position of each sampled segment, keys and values to their slots. Knows
+rows of numbers only.
 """
 
 from __future__ import annotations

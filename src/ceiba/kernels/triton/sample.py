@@ -1,5 +1,5 @@
-"""From float32 logits to tokens on the device without a sort: exact thresholds for top-k and top-p by bisection, and the
-Gumbel-max choice with noise that is a function of (row key, token id). Knows rows of numbers, never requests.
+"""From float32 logits to tokens on the device without a sort: exact thresholds for top-k and top-p by bisection, and
+the Gumbel-max choice with noise that is a function of (row key, token id). Knows rows of numbers, never requests.
 
 The rules are those of the reference sampler in torch: top-k, top-p and min-p are each measured on the whole
 distribution; among equal values the lower ids come first; greedy rows take the lowest id among the best.
@@ -254,7 +254,7 @@ def _choose(
         scale = tl.where(bests == -float("inf"), 0.0, tl.exp(bests - best))
         total = tl.sum(tl.where(c < chunks, sums, 0.0) * scale, axis=0)
         tl.store(token_ptr + row, tl.where(token < V, token, 0).to(tl.int64))
-        tl.store(best_ptr + row, tl.where(total == total, best, float("nan")))
+        tl.store(best_ptr + row, tl.where(total >= 0.0, best, float("nan")))
         tl.store(lse_ptr + row, best + tl.log(total))
 
 
