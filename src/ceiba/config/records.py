@@ -44,6 +44,9 @@ class SchedulerConfig(Record, frozen=True, kw_only=True):
     page_size: int = 1
     disable_radix_cache: bool = False
     radix_eviction_policy: str = "lru"
+    eviction_options: dict[str, int] = {}
+    cache_pin_budget: int = 0
+    """KV slots that pins may hold together; 0: nothing can be pinned."""
     overlap: bool = True
     consecutive_prefill_overlap: bool = True
     """Off: the result of a prefill is applied before another prefill is planned."""
@@ -54,6 +57,18 @@ class SchedulerConfig(Record, frozen=True, kw_only=True):
     decode_log_interval: int = 40
     retraction_policy: str = "length"
     queue_timeout: float | None = None
+    enable_priority_scheduling: bool = False
+    low_priority_first: bool = False
+    default_priority: int = 0
+    preemption_threshold: int | None = 10
+    """How much higher a waiting request's priority must be than a running one's for that to give way; None: never."""
+    fair_share: Literal["off", "routing-key", "api-key"] = "off"
+    """What tells tenants apart."""
+    fair_share_weights: dict[str, float] = {}
+    """Tenant, as ``Generate.tenant`` names it -> share; 1 for those that are not named."""
+    prefill_decode_interval: int = 0
+    """Decode steps between two prefill steps, while enough requests decode."""
+    prefill_decode_interval_min_bs: int = 0
     random_seed: int = 0
     in_batch_check_threshold: int = 32
     in_batch_deprioritize_threshold: int = 32
@@ -111,6 +126,16 @@ class ObsConfig(Record, frozen=True, kw_only=True):
     decode_log_interval: int = 40
 
 
+class GrammarConfig(Record, frozen=True, kw_only=True):
+    backend: Literal["xgrammar", "llguidance", "outlines", "none"] = "llguidance"
+    whitespace_pattern: str | None = None
+    """A regular expression for the space between the parts of JSON; None: any amount, of any kind."""
+    any_whitespace: bool = True
+    """Whether space may stand between the parts of JSON at all."""
+    max_whitespace: int | None = None
+    """Characters of space between two parts of JSON, at most."""
+
+
 class LaunchConfig(Record, frozen=True, kw_only=True):
     detokenizer: Literal["process", "thread"] = "process"
     watchdog_timeout: float = 300.0
@@ -124,6 +149,7 @@ class Config(Record, frozen=True, kw_only=True):
     server: ServerConfig
     obs: ObsConfig
     launch: LaunchConfig
+    grammar: GrammarConfig = GrammarConfig()
     notes: tuple[str, ...] = ()
     """Lines for the start-up log: decisions taken and hints that changed nothing."""
 

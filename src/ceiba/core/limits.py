@@ -27,6 +27,52 @@ MAX_PROMPT_CHARS: Final = 32 << 20
 MAX_ID_CHARS: Final = 256
 """rid, user, routing key, cache salt, model name."""
 MAX_TOOLS: Final = 1024
+MAX_TOOL_NAME_CHARS: Final = 256
 MAX_CONTENT_PARTS: Final = 4096
+MAX_METADATA: Final = 64
+"""Entries of a request's metadata."""
+MAX_STORED_RESPONSES: Final = 4096
+"""Answers kept for /v1/responses; the oldest leave first."""
+MAX_STORED_BYTES: Final = 256 << 20
+MAX_BACKGROUND: Final = 256
+"""Responses that run in the background at a time."""
+MAX_FILES: Final = 10_000
+MAX_FILE_BYTES: Final = 200 << 20
+"""One uploaded file."""
+MAX_BATCH_LINES: Final = 50_000
+MAX_BATCHES: Final = 64
+"""Batches that have not ended."""
+MAX_BATCH_RUNNING: Final = 32
+"""Requests of one batch that are in the engine at a time."""
+MAX_SCORE_ITEMS: Final = 4096
+MAX_QUESTIONS: Final = 400
+"""Questions of one /v1/decisions request."""
+MAX_OPTIONS: Final = 255
+"""Choices or levels of one question."""
 TEMPLATE_SECONDS: Final = 5.0
 """Rendering one chat template."""
+MAX_GRAMMAR_CHARS: Final = 256 << 10
+"""A JSON schema, EBNF grammar or structural tag, as text."""
+MAX_REGEX_CHARS: Final = 16 << 10
+MAX_REGEX_SIZE: Final = 100_000
+"""Characters of an expression after its bounded repetitions are written out."""
+MAX_SCHEMA_DEPTH: Final = 64
+MAX_SCHEMA_NODES: Final = 20_000
+"""Schemas inside one schema, also after ``not``, ``oneOf`` and the like are written out."""
+MAX_SCHEMA_ITEMS: Final = 1_000_000
+"""``minItems``, ``minProperties`` and ``minLength``: nothing longer can be generated."""
+MAX_CHOICES: Final = 4096
+"""Strings of ``choice``."""
+MAX_STRUCTURAL_TAGS: Final = 1024
+GRAMMAR_SECONDS: Final = 10.0
+"""Compiling one grammar, in a process that is killed when they are over."""
+GRAMMAR_MEMORY_BYTES: Final = 1 << 30
+"""What compiling one grammar may take on top of the compiler itself."""
+GRAMMAR_CACHE: Final = 256
+"""Compiled grammars kept."""
+GRAMMAR_LEXER_STATES: Final = 50_000
+"""States one grammar's automaton may grow to while it is used (1-2 kB each)."""
+GRAMMAR_STEP_FUEL: Final = 200_000
+"""llguidance's unit of work in its automata during one mask (about 14 k per ms)."""
+GRAMMAR_STEP_ITEMS: Final = 50_000
+"""Parser items of one mask (about 20 k per ms)."""

@@ -40,6 +40,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
+    think_end_ids: tuple[int, ...] = ()
+    """The token ids that end the thinking part, where the answer begins with one: the grammar begins after them."""
 
     @property
     def greedy(self) -> bool:

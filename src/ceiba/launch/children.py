@@ -16,15 +16,20 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from ceiba.config.records import Config
 from ceiba.core.errors import CeibaError
-from ceiba.core.step import Runner
+from ceiba.core.step import Runner, RunnerInfo
 from ceiba.launch.status import Failed, Ready, StatusWriter, read_frame
 from ceiba.launch.zmq_ports import DETOKENIZER, SCHEDULER, Endpoints
+
+if TYPE_CHECKING:
+    from ceiba.grammar.base import Vocabulary
+    from ceiba.grammar.provider import Provider
+    from ceiba.scheduler.grammar import GrammarProvider
 
 _PR_SET_PDEATHSIG = 1
 _BOOTSTRAP = (
@@ -110,13 +115,32 @@ def run_scheduler(boot: Boot, status: StatusWriter) -> None:
         checkpoint = open_checkpoint(config.model.path, config.model.load_format, progress=False)
         runner = ModelRunner(config, checkpoint)
     port = ZmqSchedulerPort(boot.endpoints)
-    # The scheduler gives back only handles that this runner made, which the protocol cannot say.
-    scheduler = Scheduler(config.scheduler, cast(Runner, runner), port)
+    # The scheduler gives back only handles and states that these two made, which the protocols cannot say.
+    grammar = make_grammar(config, runner.info)
+    scheduler = Scheduler(config.scheduler, cast(Runner, runner), port, grammar=cast("GrammarProvider | None", grammar))
     status.send(Ready(msgspec.to_builtins(runner.info)))
     try:
         scheduler.run(port.to_front)
     finally:
         runner.close()
+        if grammar is not None:
+            grammar.close()
+
+
+def make_grammar(config: Config, info: RunnerInfo) -> Provider | None:
+    """Structured output for this model. The tokenizer is loaded when the first constraint comes: starting costs
+    nothing."""
+    if config.grammar.backend == "none" or config.model.skip_tokenizer:
+        return None
+    from ceiba.grammar.provider import Provider
+
+    def vocabulary() -> Vocabulary:
+        from ceiba.grammar.vocabulary import make_vocabulary
+        from ceiba.launch.wiring import open_tokenizer
+
+        return make_vocabulary(open_tokenizer(config), info.vocab_size, info.eos_ids)
+
+    return Provider(config.grammar, vocabulary)
 
 
 def run_detokenizer(boot: Boot, status: StatusWriter) -> None:

@@ -4,18 +4,21 @@ row; the order comes from ``policy``, the plan is built by ``planner``.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ceiba.cache.base import Match
-from ceiba.cache.keys import Int32, ceil_page
+from ceiba.cache.keys import CacheKey, Int32, ceil_page
 from ceiba.cache.lease import LeaseTable
 from ceiba.config.records import SchedulerConfig
 from ceiba.core.step import RowOpen
 from ceiba.scheduler.budget import CLIP_NEW_TOKENS, NewTokenRatio, PrefillBudget
+from ceiba.scheduler.fair import FairShare
 from ceiba.scheduler.output import report_interval
-from ceiba.scheduler.policy import Policy, TwinPrefills
+from ceiba.scheduler.policy import SHORT_SHARE, Matches, Policy, TwinPrefills, View
 from ceiba.scheduler.request import Request
 from ceiba.scheduler.rows import RowTable
 from ceiba.scheduler.stats import Counters
@@ -43,6 +46,7 @@ class Admission:
         rows: RowTable,
         leases: LeaseTable,
         counters: Counters,
+        fair: FairShare | None = None,
     ) -> None:
         self.config = config
         self.policy = policy
@@ -50,6 +54,9 @@ class Admission:
         self.rows = rows
         self.leases = leases
         self.counters = counters
+        self.fair = fair
+        self.matches = Matches(leases.cache)
+        self._view = View(queue, self.matches, rows, counters)
         self.ratio = NewTokenRatio(config.conservativeness)
         self.twins = TwinPrefills(
             config.in_batch_check_threshold, config.in_batch_deprioritize_threshold, leases.cache.enabled
@@ -69,13 +76,39 @@ class Admission:
         opened: list[RowOpen] = []
         self.holding = False
         if self.partial is not None:
+            kept = self._kept_for_short(budget.tokens)
+            budget.tokens -= kept
             segment = self._continue(self.partial, budget)
+            budget.tokens += kept
             if segment is None:
                 return segments, opened
             segments.append(segment)
         if len(self.queue) and self.rows.num_free and budget.tokens > 0:
             self._admit(now, budget, segments, opened)
         return segments, opened
+
+    def order(self) -> Iterable[Request]:
+        """The queue as the policy orders it, under the tenants' shares where those count."""
+        return self.policy.order(self._view) if self.fair is None else self.fair.order(self.policy, self._view)
+
+    def first(self) -> Request | None:
+        """Who is admitted next."""
+        return next(iter(self.order()), None) if len(self.queue) else None
+
+    def add(self, request: Request) -> None:
+        """A new request joins the queue."""
+        request.prefill_mark = self.counters.prefill_tokens
+        self.queue.add(request)
+        if self.fair is not None:
+            self.fair.arrived(request)
+
+    def pin(self, request: Request, key: CacheKey, length: int) -> None:
+        """Keep the first ``length`` tokens cached as the request asked, as far as the budget and the cache go."""
+        leases = self.leases
+        match = leases.cache.match(key, min(length, leases.pins.budget))
+        expires = leases.pins.clock() + request.pin_seconds if request.pin_seconds else math.inf
+        if leases.pins.pin(request.pin, match, expires=expires, displaceable=True):
+            request.pinned_tokens = match.length
 
     def reserved(self) -> int:
         """KV slots that requests with a row are expected to take from now on."""
@@ -85,8 +118,17 @@ class Admission:
         if self.partial is not None:
             row = self.partial.row
             total += self.leases.shortfall(row, int(self.rows.known[row] - self.leases.launched[row]))
-            total += self._future(self.partial)
+            total += self.future(self.partial)
         return total
+
+    def expected(self, request: Request) -> int:
+        """What ``reserved`` counts for one request that has a row."""
+        row = request.row
+        if request is self.partial:
+            rest = int(self.rows.known[row] - self.leases.launched[row])
+            return self.leases.shortfall(row, rest) + self.future(request)
+        remaining = max(0, int(self.rows.max_len[row]) - 1 - int(self.leases.launched[row]))
+        return int(min(remaining, CLIP_NEW_TOKENS) * self.ratio.value)
 
     def _budget(self, decode_tokens: int) -> PrefillBudget:
         config = self.config
@@ -96,10 +138,18 @@ class Admission:
             tokens = max(tokens - decode_tokens, tokens // 4, 1)
         return PrefillBudget(tokens, config.prefill_max_requests or len(self.rows.requests), chunked)
 
-    def _future(self, request: Request) -> int:
+    def future(self, request: Request) -> int:
         """KV slots its output is expected to take; one page more, because the output does not end with a page."""
         output = min(request.max_len - len(request.tokens), CLIP_NEW_TOKENS)
         return int(output * self.ratio.value) + (self.leases.page_size if self.leases.page_size > 1 else 0)
+
+    def _kept_for_short(self, tokens: int) -> int:
+        """Budget that the partly prefilled request leaves to a shorter one that waits and fits into it."""
+        kept = int(tokens * SHORT_SHARE) if self.policy.keeps_share_for_short else 0
+        if not kept or not self.rows.num_free:
+            return 0
+        first = self.first()
+        return kept if first is not None and self.matches.uncached(first) <= kept else 0
 
     def _continue(self, request: Request, budget: PrefillBudget) -> PrefillSegment | None:
         row = request.row
@@ -117,6 +167,7 @@ class Admission:
 
     def _launch(self, request: Request, start: int, length: int, budget: PrefillBudget) -> PrefillSegment:
         row = request.row
+        self.leases.cause = request.rid
         slots = self.leases.extend(row, length)
         budget.spend(length)
         last = start + length == int(self.rows.known[row])
@@ -126,17 +177,19 @@ class Admission:
         return PrefillSegment(row, start, length, last, slots)
 
     def _admit(self, now: float, budget: PrefillBudget, segments: list[PrefillSegment], opened: list[RowOpen]) -> None:
-        cache, page = self.leases.cache, self.leases.page_size
+        page = self.leases.page_size
         promised = self.reserved()
         held = 0
         admitted: list[Request] = []
-        for request in self.policy.order(self.queue, cache):
+        for request in self.order():
             if self.rows.num_free <= held or budget.tokens <= 0:
                 break
-            match = cache.match(request.key, request.match_limit)
+            if request.compiling:
+                continue
+            match = self.matches.of(request)
             total = len(request.tokens)
             prompt = ceil_page(total - match.length, page)
-            future = self._future(request)
+            future = self.future(request)
             room = self.leases.available - match.unlocked - promised
             if self.twins.must_wait(request, match.length):
                 request.held = True
@@ -146,11 +199,15 @@ class Admission:
             alone = self.rows.num_used == 0
             if prompt + future > room and not alone:
                 break
+            while alone and (short := prompt + match.unlocked - self.leases.available) > 0:
+                if not self.leases.pins.give_way(short):
+                    break
             # Nobody who overtakes a held request may become the partly prefilled one: it would come first next round.
             length = budget.take(total - match.length, may_cut=self.partial is None and not held)
             if length <= 0:
                 break
             admitted.append(request)
+            request.match_memo = None
             self.twins.started(request)
             opened.append(self._open(request, match, now))
             segments.append(self._launch(request, match.length, length, budget))
@@ -160,11 +217,15 @@ class Admission:
                 break
         for request in admitted:
             self.queue.remove(request)
+            if self.fair is not None and not request.retractions:
+                self.fair.left_queue(request)
         self.holding = held > 0
 
     def _open(self, request: Request, match: Match, now: float) -> RowOpen:
         row = self.rows.open(request, report_interval(request, self.config.stream_interval))
-        prefix = self.leases.open(row, match)
+        prefix = self.leases.open(row, match, hit=not request.retractions)
+        if self.fair is not None:
+            self.fair.admitted(request, len(request.tokens) - match.length)
         if request.admitted_at is None:
             request.admitted_at = now
             request.cached_tokens = min(match.length, request.prompt_len)
@@ -182,6 +243,7 @@ class Admission:
 
     def forget(self, request: Request) -> None:
         """``request`` left the batch, by whatever way."""
+        request.match_memo = None
         self.twins.settled(request)
         if self.partial is request:
             self.partial = None

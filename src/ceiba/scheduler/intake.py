@@ -12,7 +12,7 @@ from ceiba.config.records import SchedulerConfig
 from ceiba.core.errors import BadRequest, Overloaded
 from ceiba.core.messages import Generate, bytes_to_ids
 from ceiba.core.step import RunnerInfo
-from ceiba.scheduler.grammar import GrammarProvider
+from ceiba.scheduler.grammar import GrammarProvider, GrammarTicket
 from ceiba.scheduler.request import Request, make_request
 
 
@@ -41,16 +41,25 @@ class Intake:
             eos_ids=self._info.eos_ids,
             max_len=self.max_len,
             queue_timeout=self._config.queue_timeout,
+            priority=self._priority(message.priority),
             now=now,
         )
-        if message.sampling.constrained:
-            if self._grammar is None:
-                raise BadRequest(
-                    "json_schema, regex, ebnf and structural_tag need a grammar backend and none is loaded: "
-                    "send the request without them, or start the server with --grammar-backend"
-                )
-            request.grammar = self._grammar.create(message.sampling)
+        if message.sampling.constrained and self._grammar is None:
+            raise BadRequest(
+                "json_schema, regex, ebnf and structural_tag need a grammar backend and none is loaded: "
+                "send the request without them, or start the server with --grammar-backend"
+            )
         return request
+
+    def grammar(self, request: Request) -> GrammarTicket | None:
+        """A ticket for the grammar that ``request`` asks for, None for none. Raises ``CeibaError``."""
+        if self._grammar is None or not request.sampling.constrained:
+            return None
+        return self._grammar.create(request.sampling)
+
+    def _priority(self, given: int | None) -> int:
+        value = self._config.default_priority if given is None else given
+        return -value if self._config.low_priority_first else value
 
     def _check_prompt(self, ids: np.ndarray) -> None:
         n = len(ids)

@@ -27,7 +27,7 @@ from ceiba.core.ports import SchedulerPort
 from ceiba.core.step import Runner, StepPlan, TokenMasks
 from ceiba.scheduler.admission import Admission
 from ceiba.scheduler.control import Controls
-from ceiba.scheduler.grammar import GrammarProvider
+from ceiba.scheduler.grammar import Compiling, GrammarProvider
 from ceiba.scheduler.heartbeat import INTERVAL, Beat, HeartbeatThread
 from ceiba.scheduler.intake import Intake
 from ceiba.scheduler.output import Outbox
@@ -48,6 +48,8 @@ IDLE_WAIT = 0.25
 STALL_ROUNDS = 100
 """Rounds without work although requests wait, after which the loop says so and stops spinning."""
 STALL_WAIT = 0.05
+COMPILE_WAIT = 0.002
+"""Seconds to sleep on the mailbox when all that is left waits for a grammar."""
 
 
 class Scheduler:
@@ -75,6 +77,8 @@ class Scheduler:
         )
         allocator = SlotAllocator(info.num_slots, page)
         self.intake = Intake(config, info, allocator.total, grammar)
+        self.grammar = grammar
+        self.compiling = Compiling()
         max_rows = min(config.max_running_requests, info.max_rows)
         self.rows = RowTable(max_rows, self.intake.max_len)
         self.leases = LeaseTable(cache, allocator, max_rows, self.intake.max_len)
@@ -130,6 +134,8 @@ class Scheduler:
             self._handle(message)
         now = self.clock()
         self._expire(now)
+        for request, error in self.compiling.settle():
+            self._end(request, Finish(kind="error", message=error.message, status=error.status))
         plan = self._plan(now)
         busy = plan is not None or bool(self._flights)
         if plan is None:
@@ -146,7 +152,7 @@ class Scheduler:
 
     def stats(self) -> dict[str, float]:
         """Gauges and totals for metrics and /server_info."""
-        return self.gauges.read()
+        return {**self.gauges.read(), "num_grammar_queue_reqs": float(len(self.compiling))}
 
     def abort(self, rids: list[str], *, reason: str, message: str) -> None:
         """End these requests in whatever state they are. With reason ``stop`` the detokenizer has reported the end."""
@@ -166,6 +172,8 @@ class Scheduler:
     # ── the stages ───────────────────────────────────────────────────────────
 
     def _receive(self, wait: float) -> list[ToScheduler]:
+        if len(self.compiling) == len(self._requests) > 0 and not self._flights:
+            return self.port.receive(COMPILE_WAIT)
         if not self.idle:
             return self.port.receive(STALL_WAIT if self._stalled > STALL_ROUNDS else 0.0)
         before = self.clock()
@@ -192,6 +200,9 @@ class Scheduler:
             return
         try:
             request = self.intake.accept(message, len(self.queue), self.clock())
+            ticket = self.intake.grammar(request)
+            if ticket is not None and ticket.ready():
+                request.grammar, ticket = ticket.state(), None
         except CeibaError as error:
             self.counters.requests_rejected += 1
             opening = DetokOpen(rid=message.rid, stream=message.stream, sampling=message.sampling)
@@ -200,6 +211,8 @@ class Scheduler:
             return
         self._requests[request.rid] = request
         self.queue.add(request)
+        if ticket is not None:
+            self.compiling.add(request, ticket)
 
     def _expire(self, now: float) -> None:
         for request in self.queue.expired(now):
@@ -252,12 +265,13 @@ class Scheduler:
             return None
         masked = plan.rows[wanted]
         bits = np.zeros((len(masked), -(-self.runner.info.vocab_size // 32)), np.int32)
-        for i, row in enumerate(masked.tolist()):
-            request = rows.request(row)
-            assert request.grammar is not None
-            if not request.grammar.fill(bits[i]):
-                bits[i] = -1  # its token is dropped, but the sampler must find one
-                self._end(request, Finish(kind="error", message="the grammar allows no next token", status=500))
+        requests = [rows.request(row) for row in masked.tolist()]
+        states = [request.grammar for request in requests if request.grammar is not None]
+        assert self.grammar is not None
+        assert len(states) == len(requests)
+        for i in np.flatnonzero(~self.grammar.fill(states, bits)).tolist():
+            bits[i] = -1  # its token is dropped, but the sampler must find one
+            self._end(requests[i], Finish(kind="error", message="the grammar allows no next token", status=500))
         return TokenMasks(masked, bits)
 
     def _end(self, request: Request, finish: Finish, *, report: bool = True) -> None:
@@ -273,6 +287,7 @@ class Scheduler:
             self.queue.remove(request)
             request.to(State.FINISHED)
         self.admission.forget(request)
+        self.compiling.drop(request)
         if finish.kind in {"stop", "length"}:
             self.counters.requests_finished += 1
         elif finish.kind == "error":
@@ -280,7 +295,7 @@ class Scheduler:
 
     def _finish_round(self, busy: bool) -> None:
         self._last_round = self.clock()
-        self._stalled = 0 if busy or self.idle else self._stalled + 1
+        self._stalled = 0 if busy or len(self.compiling) == len(self._requests) else self._stalled + 1
         if self._stalled == STALL_ROUNDS:
             log.error("requests wait and none is admitted (an engine fault): %s", self.admission.describe())
         if self.idle:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ceiba.cache.base import Match
 from ceiba.cache.keys import CacheKey, Int32
 from ceiba.core.messages import Generate, bytes_to_ids
 from ceiba.core.sampling import LogprobSpec, SamplingParams
-from ceiba.scheduler.grammar import GrammarState
 from ceiba.scheduler.logprobs import LogprobBuffer
+
+if TYPE_CHECKING:
+    from ceiba.scheduler.grammar import GrammarState
 
 
 class State(IntEnum):
@@ -49,20 +53,34 @@ class Request:
     stream: bool
     namespace: str
     priority: int
+    """Larger goes first, also where the operator's low values do."""
     routing_key: str
+    tenant: str
     arrival: float
     seed: int
     max_len: int
     """Prompt and output together never exceed this: max_new_tokens, the context and the pool, whichever is least."""
     end_ids: tuple[int, ...]
     """Every token id that ends it: the model's unless ignore_eos, and the request's own."""
+    pin: str = ""
+    """Name under which its prompt stays cached; empty for none."""
+    pin_seconds: float = 0.0
+    """How long; 0 for ever."""
+    pin_output: bool = False
     deadline: float | None = None
     """When it must have left the queue for the first time."""
     grammar: GrammarState | None = None
+    compiling: bool = False
+    """Whether its grammar is not there yet: it waits in the queue and is passed over."""
     state: State = State.QUEUED
     row: int = -1
     cached_tokens: int = 0
     """Prompt tokens the cache held at the first admission."""
+    pinned_tokens: int = 0
+    prefill_mark: int = 0
+    """Prefill tokens that had been processed when it came."""
+    match_memo: tuple[int, Match] | None = None
+    """(cache version, match) while it waits; ``policy.Matches`` alone reads and writes it."""
     admitted_at: float | None = None
     retractions: int = 0
     held: bool = False
@@ -113,7 +131,14 @@ class Request:
 
 
 def make_request(
-    message: Generate, *, seed: int, eos_ids: tuple[int, ...], max_len: int, queue_timeout: float | None, now: float
+    message: Generate,
+    *,
+    seed: int,
+    eos_ids: tuple[int, ...],
+    max_len: int,
+    queue_timeout: float | None,
+    priority: int,
+    now: float,
 ) -> Request:
     """The scheduler-side form of a ``Generate``. ``max_len``: prompt and output together, at most."""
     tokens = np.array(bytes_to_ids(message.input_ids), np.int32)  # copied: the message's buffer goes away
@@ -129,8 +154,12 @@ def make_request(
         logprob=message.logprob,
         stream=message.stream,
         namespace=message.namespace,
-        priority=message.priority or 0,
+        priority=priority,
         routing_key=message.routing_key,
+        tenant=message.tenant,
+        pin=message.pin,
+        pin_seconds=message.pin_seconds,
+        pin_output=message.pin_output,
         arrival=arrival,
         seed=seed if sampling.seed is None else sampling.seed,
         max_len=min(max_len, len(tokens) + sampling.max_new_tokens),

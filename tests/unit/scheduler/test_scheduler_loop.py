@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import pytest
 
+from ceiba.cache.ledger import assert_ledger
 from ceiba.core.errors import BadRequest
 from ceiba.core.messages import Control
 from ceiba.core.sampling import LogprobSpec, SamplingParams
@@ -359,11 +360,38 @@ class EvenThenTen:
         return True
 
 
+class Ticket:
+    """Ready after ``rounds`` looks at it."""
+
+    def __init__(self, regex, rounds=0):
+        self.regex, self.rounds, self.cancelled = regex, rounds, False
+
+    def ready(self):
+        self.rounds -= 1
+        return self.rounds < 0
+
+    def state(self):
+        if self.regex == "late-bad":
+            raise BadRequest("the regex cannot be compiled", param="regex")
+        return Stuck() if self.regex == "stuck" else EvenThenTen()
+
+    def cancel(self):
+        self.cancelled = True
+
+
 class Provider:
+    def __init__(self):
+        self.tickets = []
+
     def create(self, sampling):
         if sampling.regex == "bad":
             raise BadRequest("the regex cannot be read", param="regex")
-        return Stuck() if sampling.regex == "stuck" else EvenThenTen()
+        rounds = {"late": 20, "late-bad": 20, "never": 10**9}.get(sampling.regex, 0)
+        self.tickets.append(Ticket(sampling.regex, rounds))
+        return self.tickets[-1]
+
+    def fill(self, states, bits):
+        return np.array([state.fill(row) for state, row in zip(states, bits, strict=True)])
 
 
 class Stuck(EvenThenTen):
@@ -387,6 +415,45 @@ def test_masks_are_filled_between_results_and_sampling(overlap):
     assert len(world.answer("stuck").tokens) == 2
     assert refusal_of(world, "bad")[0] == 400
     world.check("free")
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_requests_that_wait_for_their_grammar_hold_nobody_up(overlap):
+    world = make_world(grammar=Provider(), overlap=overlap, rows=2)
+    world.ask("late", prompt(1, 10), max_new_tokens=50, ignore_eos=True, regex="late")
+    world.ask("late-bad", prompt(4, 10), max_new_tokens=50, regex="late-bad")
+    for i in range(4):
+        world.ask(f"free{i}", prompt(10 + i, 10), max_new_tokens=4, ignore_eos=True)
+    world.step(8)
+    assert world.scheduler.stats()["num_grammar_queue_reqs"] == 2
+    assert world.answer("free0").finish is not None
+    for _ in range(200):
+        world.step()
+    assert world.scheduler.idle
+    assert len(world.answer("late").tokens) == 10
+    assert refusal_of(world, "late-bad") == (400, "the regex cannot be compiled")
+    assert world.scheduler.stats()["num_grammar_queue_reqs"] == 0
+    for i in range(4):
+        world.check(f"free{i}")
+    assert_ledger(world.scheduler.leases, idle=True)
+
+
+def test_a_request_that_leaves_while_its_grammar_compiles_cancels_it():
+    world = make_world(grammar=Provider())
+    world.ask("gone", prompt(1, 10), regex="never")
+    world.ask("late", prompt(2, 10), regex="never", queue_timeout=5.0)
+    world.step(3)
+    world.abort("gone")
+    world.step()
+    gone, late = world.scheduler.grammar.tickets
+    assert (gone.cancelled, late.cancelled) == (True, False)
+    assert world.answer("gone").finish.kind == "abort"
+    world.now[0] = 6.0
+    world.step()
+    assert late.cancelled
+    assert refusal_of(world, "late")[0] == 504
+    assert world.scheduler.idle
+    assert_ledger(world.scheduler.leases, idle=True)
 
 
 def test_without_a_grammar_backend_constraints_are_refused():

@@ -1,0 +1,231 @@
+"""xgrammar: masks prepared while compiling, the fastest at run time, for the constraints that it keeps exactly.
+
+Owns the use of that library and the list of what it keeps. Outside of that list it would accept more than the schema
+allows (it drops bounds, ``not``, parts of ``allOf``), so those constraints go to llguidance instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ceiba.core.errors import BadRequest
+from ceiba.core.step import Int32
+from ceiba.grammar import schema as schemas
+from ceiba.grammar import tags
+from ceiba.grammar.base import Compiled, Constraint, Refusal, Spacing, State, Vocabulary
+from ceiba.grammar.masks import packed
+from ceiba.grammar.regex import trim_anchors
+from ceiba.grammar.schema import Schema
+
+if TYPE_CHECKING:
+    from xgrammar import CompiledGrammar, GrammarMatcher, TokenizerInfo
+
+NAME = "xgrammar"
+EXACT = frozenset(
+    {"type", "properties", "required", "items", "additionalProperties", "enum", "const", "anyOf", "$ref", "$defs",
+     "definitions", "minItems", "maxItems", "minLength", "maxLength"}
+)  # fmt: skip
+"""Keywords that hold exactly, measured against marked instances of real schemas (tests/unit/grammar)."""
+ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "$comment", "$schema", "$id", "deprecated", "readOnly", "writeOnly",
+     "strict", "name"}
+)  # fmt: skip
+
+
+def make_info(vocabulary: Vocabulary) -> TokenizerInfo:
+    from xgrammar import TokenizerInfo, VocabType
+
+    return TokenizerInfo(
+        vocabulary.tokens,
+        VocabType.RAW,
+        vocab_size=len(vocabulary.tokens),
+        stop_token_ids=list(vocabulary.eos_ids),
+    )
+
+
+def exact(schema: Schema) -> bool:
+    """Whether the library keeps every keyword of ``schema`` to the letter."""
+    if isinstance(schema, bool):
+        return schema
+    for _, part in schemas.walk(schema):
+        keys = part.keys() - ANNOTATIONS
+        if keys - EXACT:
+            return False
+        if "$ref" in keys and len(keys - {"$defs", "definitions"}) > 1:
+            return False
+        if isinstance(part.get("items"), list) or ("anyOf" in keys and len(keys - {"$defs", "definitions"}) > 1):
+            return False
+        if ("enum" in keys or "const" in keys) and keys - {"enum", "const", "type"}:
+            return False
+        declared = part.get("properties", {})
+        if not set(part.get("required", ())) <= declared.keys():
+            return False
+    return True
+
+
+class Compiler:
+    """Runs in the compiler process."""
+
+    def __init__(self, vocabulary: Vocabulary, spacing: Spacing) -> None:
+        from xgrammar import GrammarCompiler
+
+        self._special = vocabulary.special
+        self._compiler = GrammarCompiler(make_info(vocabulary), max_threads=1, cache_enabled=False)
+        self._spacing = spacing
+
+    def takes(self, constraint: Constraint) -> bool:
+        """Whether it keeps this constraint exactly."""
+        if constraint.kind == "json_schema":
+            return self._spacing.pattern is None and exact(schemas.parse(constraint.text))
+        if constraint.kind == "structural_tag":
+            return self._takes_tags(tags.parse(constraint.text))
+        return True
+
+    def _takes_tags(self, tree: tags.Node) -> bool:
+        if any(name in text for text in tags.texts(tree) for name in self._special):
+            return False  # a control token is a token, not its spelling
+        return all(exact(node.schema) for node in tags.nodes(tree) if isinstance(node, tags.Json))
+
+    def compile(self, constraint: Constraint) -> Compiled:
+        kind, text = constraint.kind, constraint.text
+        try:
+            if kind == "json_schema":
+                grammar = self._json(text)
+            elif kind == "regex":
+                grammar = self._compiler.compile_regex(trim_anchors(text))
+            elif kind == "ebnf":
+                grammar = self._compiler.compile_grammar(text)
+            else:
+                tree = tags.parse(text)
+                grammar = self._compiler.compile_structural_tag({"type": "structural_tag", "format": written(tree)})
+        except (RuntimeError, ValueError, TypeError) as error:
+            lines = [line for line in str(error).strip().splitlines() if line.strip()]
+            raise Refusal(lines[-1].rpartition("] ")[2][:300] if lines else "it cannot be compiled") from None
+        return Compiled(NAME, grammar.serialize_json().encode())
+
+    def _json(self, text: str) -> CompiledGrammar:
+        schemas.check(schemas.parse(text))
+        spacing = self._spacing
+        return self._compiler.compile_json_schema(
+            text,
+            any_whitespace=spacing.allowed,
+            separators=None if spacing.allowed else (",", ":"),
+            strict_mode=False,
+            max_whitespace_cnt=spacing.most if spacing.allowed else None,
+        )
+
+
+def written(node: tags.Node) -> dict[str, Any]:
+    """A tree in xgrammar's own form."""
+    match node:
+        case tags.Text(value):
+            return {"type": "const_string", "value": value}
+        case tags.Json(schema):
+            return {"type": "json_schema", "json_schema": schema}
+        case tags.Regex(pattern):
+            return {"type": "regex", "pattern": trim_anchors(pattern)}
+        case tags.Ebnf(grammar):
+            return {"type": "grammar", "grammar": grammar}
+        case tags.AnyText():
+            return {"type": "any_text"}
+        case tags.Sequence(parts):
+            return {"type": "sequence", "elements": [written(p) for p in parts if p != tags.Text("")]}
+        case tags.Either(parts):
+            return {"type": "or", "elements": [written(p) for p in parts]}
+        case tags.Tag(begin, content, end):
+            return {"type": "tag", "begin": begin, "content": written(content), "end": end}
+        case tags.Triggered():
+            return {
+                "type": "triggered_tags",
+                "triggers": list(node.triggers),
+                "tags": [written(tag) for tag in node.tags],
+                "at_least_one": node.at_least_one,
+                "stop_after_first": node.stop_after_first,
+            }
+        case tags.TagList():
+            return {
+                "type": "tags_with_separator",
+                "tags": [written(tag) for tag in node.tags],
+                "separator": node.separator,
+                "at_least_one": node.at_least_one,
+                "stop_after_first": node.stop_after_first,
+            }
+    raise AssertionError(node)
+
+
+class Engine:
+    """The half that fills masks."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._info = make_info(vocabulary)
+        self._ends = packed(vocabulary.eos_ids, vocabulary.words)
+        self._batch: Any = None
+
+    def prepare(self, compiled: Compiled) -> Prepared:
+        from xgrammar import CompiledGrammar
+
+        try:
+            return Prepared(CompiledGrammar.deserialize_json(compiled.data.decode(), self._info), self._ends)
+        except (RuntimeError, ValueError) as error:
+            raise BadRequest(f"the compiled grammar cannot be read: {str(error)[:300]}") from error
+
+    def fill(self, states: Sequence[State], bits: Int32) -> np.ndarray:
+        matchers = [state.matcher for state in states if isinstance(state, XGrammarState)]
+        bits[:] = -1  # a matcher that allows everything leaves its row alone
+        if len(matchers) == 1:
+            matchers[0].fill_next_token_bitmask(bits, 0)
+        else:
+            if self._batch is None:
+                from xgrammar import BatchGrammarMatcher
+
+                self._batch = BatchGrammarMatcher(min(os.cpu_count() or 1, 16))
+            self._batch.batch_fill_next_token_bitmask(matchers, bits)
+        return np.asarray(bits.any(axis=1))
+
+
+class Prepared:
+    def __init__(self, grammar: CompiledGrammar, ends: Int32) -> None:
+        self._grammar = grammar
+        self._ends = ends
+
+    def state(self) -> XGrammarState:
+        from xgrammar import GrammarMatcher
+
+        return XGrammarState(GrammarMatcher(self._grammar), self._ends)
+
+
+class XGrammarState:
+    def __init__(self, matcher: GrammarMatcher, ends: Int32) -> None:
+        self.matcher = matcher
+        self._ends = ends
+
+    @property
+    def terminated(self) -> bool:
+        """Also where an end token is all that may follow: that one need not be sampled."""
+        if self.matcher.is_terminated():
+            return True
+        if not self.matcher.is_completed():
+            return False
+        bits = np.full((1, len(self._ends)), -1, np.int32)
+        self.matcher.fill_next_token_bitmask(bits, 0)
+        return not (bits[0] & ~self._ends).any()
+
+    def fill(self, bits: Int32) -> bool:
+        bits[:] = -1
+        self.matcher.fill_next_token_bitmask(bits[None, :], 0)
+        return bool(bits.any())
+
+    def accept(self, token: int) -> bool:
+        return not self.matcher.is_terminated() and bool(self.matcher.accept_token(token))
+
+    def rollback(self, count: int) -> None:
+        if count:
+            self.matcher.rollback(count)
+
+    def forced_tokens(self) -> list[int]:
+        """The library knows the forced text; which tokens a model would spell it with is not certain at its end."""
+        return []

@@ -1,0 +1,145 @@
+"""Trees of structural tags and EBNF in the dialect of Lark that llguidance reads.
+
+Owns the writing of that language; runs nothing. A control token in a literal is written as the token itself: its
+spelling as plain characters would be another text to the model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+
+from ceiba.grammar import tags
+from ceiba.grammar.base import Refusal
+from ceiba.grammar.regex import trim_anchors
+from ceiba.grammar.schema import Schema
+
+_TEXT = r"/(?s:.*)/"
+
+
+class Writer:
+    """``json_rule``: the text that stands behind ``%json`` for a schema. ``special``: spelling -> id."""
+
+    def __init__(self, special: Mapping[str, int], json_rule: Callable[[Schema], str]) -> None:
+        self._special = special
+        names = sorted((name for name in special if name), key=len, reverse=True)
+        self._splits = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
+        self._json_rule = json_rule
+        self._rules: list[str] = []
+        self._side: list[dict[str, str]] = []
+
+    def grammar(self, node: tags.Node) -> str:
+        """The whole grammar, in the JSON form that holds side grammars."""
+        start = self._node(node)
+        main = "\n".join(["%llguidance {}", f"start: {start}", f"TEXT: {_TEXT}", *self._rules])
+        return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *self._side]})
+
+    def _rule(self, body: str, attribute: str = "") -> str:
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{attribute}: {body}")
+        return name
+
+    def _node(self, node: tags.Node) -> str:
+        match node:
+            case tags.Text(value):
+                return self.literal(value) or '""'
+            case tags.Json(schema):
+                return self._rule(f"%json {self._json_rule(schema)}")
+            case tags.Regex(pattern):
+                return self._rule(f"/{_slashes(trim_anchors(pattern))}/")
+            case tags.Ebnf(grammar):
+                name = f"side{len(self._side)}"
+                self._side.append({"name": name, "lark_grammar": from_ebnf(grammar)})
+                return self._rule(f"@{name}")
+            case tags.AnyText():
+                return "TEXT"
+            case tags.Sequence(parts):
+                return self._rule(self._sequence(list(parts)))
+            case tags.Either(parts):
+                return self._rule(" | ".join(self._node(part) for part in parts))
+            case tags.Tag(begin, content, end):
+                return self._rule(f"{self.literal(begin)} {self._body(content, end)}")
+            case tags.TagList():
+                return self._list(node)
+            case tags.Triggered():
+                return self._triggered(node)
+        raise AssertionError(node)
+
+    def _sequence(self, parts: list[tags.Node]) -> str:
+        """Free text before a literal ends where the literal first comes."""
+        words = []
+        while parts:
+            part = parts.pop(0)
+            if isinstance(part, tags.AnyText) and parts and isinstance(parts[0], tags.Text):
+                words.append(self._until(parts.pop(0).value))  # type: ignore[union-attr]
+            else:
+                words.append(self._node(part))
+        return " ".join(words)
+
+    def _body(self, content: tags.Node, end: str) -> str:
+        if isinstance(content, tags.AnyText) and end:
+            return self._until(end)
+        return f"{self._node(content)} {self.literal(end)}"
+
+    def _until(self, end: str) -> str:
+        """Any text up to the first ``end``, and that."""
+        pieces = self._pieces(end)
+        if pieces and isinstance(pieces[0], str):
+            head = self._rule(f"TEXT {json.dumps(pieces[0], ensure_ascii=False)}", "[lazy]")
+            return " ".join([head, *(self._piece(p) for p in pieces[1:])])
+        return f"TEXT {self.literal(end)}"
+
+    def _list(self, node: tags.TagList) -> str:
+        one = self._rule(" | ".join(self._node(tag) for tag in node.tags))
+        if node.stop_after_first:
+            return one if node.at_least_one else f"({one})?"
+        separator = self.literal(node.separator)
+        more = f"({separator} {one})*" if separator else f"({one})*"
+        whole = self._rule(f"{one} {more}")
+        return whole if node.at_least_one else f"({whole})?"
+
+    def _triggered(self, node: tags.Triggered) -> str:
+        options = []
+        for trigger in node.triggers:
+            bodies = [
+                f"{self.literal(tag.begin.removeprefix(trigger))} {self._body(tag.content, tag.end)}"
+                for tag in node.tags
+                if tag.begin.startswith(trigger)
+            ]
+            if bodies:
+                options.append(f"{self._until(trigger)} ({' | '.join(bodies)})")
+        tag = self._rule(" | ".join(options))
+        if node.stop_after_first:
+            return self._rule(tag if node.at_least_one else f"{tag} | TEXT")
+        return self._rule(f"{tag} ({tag})* TEXT" if node.at_least_one else f"({tag})* TEXT")
+
+    # ── literals ─────────────────────────────────────────────────────────────
+
+    def literal(self, text: str) -> str:
+        return " ".join(self._piece(piece) for piece in self._pieces(text))
+
+    def _pieces(self, text: str) -> list[str | int]:
+        if self._splits is None:
+            return [text] if text else []
+        return [self._special.get(part, part) for part in self._splits.split(text) if part]
+
+    @staticmethod
+    def _piece(piece: str | int) -> str:
+        return f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
+
+
+def from_ebnf(text: str) -> str:
+    """EBNF as llama.cpp and xgrammar read it (``root ::= …``), or Lark (``start: …``), as Lark."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:  # the converter raises plain exceptions of many kinds for text it cannot read
+        line = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise Refusal(f"the grammar cannot be read: {line}") from None
+
+
+def _slashes(pattern: str) -> str:
+    """With every bare slash escaped: it would end the expression."""
+    return re.sub(r"\\.|/", lambda m: m[0] if m[0] != "/" else r"\/", pattern, flags=re.DOTALL)

@@ -1,0 +1,123 @@
+"""The parent's side of a compiler process: start it, ask it, and kill it when its time is over or nobody waits.
+
+Owns the child's life. Used from one thread, which must live as long as the child (the kernel ties them together).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import msgspec
+
+from ceiba.core import limits
+from ceiba.core.errors import BadRequest, EngineFault
+from ceiba.grammar.base import Compiled, Constraint
+from ceiba.grammar.compiler import Answer, Start, read_frame, write_frame
+
+START_SECONDS = 120.0
+"""Imports and the vocabulary: xgrammar's imports alone take several seconds on a busy machine."""
+_TICK = 0.05
+_BOOTSTRAP = (
+    "import sys, importlib.util as u\n"
+    "if u.find_spec('ceiba') is None: sys.path.append(sys.argv[1])\n"
+    "from ceiba.grammar.compiler import main\n"
+    "main()\n"
+)
+
+
+class Cancelled(Exception):
+    """Nobody waits for the grammar any more."""
+
+
+class CompilerProcess:
+    """``start``: the first frame, made when a child is first needed."""
+
+    def __init__(self, start: Callable[[], Start], seconds: float = limits.GRAMMAR_SECONDS) -> None:
+        self._start = start
+        self._seconds = seconds
+        self._child: subprocess.Popen[bytes] | None = None
+        self._decoder = msgspec.msgpack.Decoder(Answer)
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    def compile(self, constraint: Constraint, unwanted: Callable[[], bool]) -> Compiled:
+        """Raises BadRequest for a constraint that is refused or over its budget, Cancelled once ``unwanted()``."""
+        child = self._child or self._spawn(unwanted)
+        try:
+            write_frame(_pipe(child.stdin), msgspec.msgpack.encode(constraint))
+            answer = self._receive(child, self._seconds, unwanted)
+        except TimeoutError:
+            self.kill()
+            raise BadRequest(
+                f"the {constraint.kind} took more than {self._seconds:g} s to compile and was given up: simplify it",
+                param=constraint.kind,
+                code="grammar_too_complex",
+            ) from None
+        except (EOFError, BrokenPipeError):
+            self.kill()
+            raise BadRequest(
+                f"compiling the {constraint.kind} ended the compiler, most likely for want of memory (the limit is "
+                f"{limits.GRAMMAR_MEMORY_BYTES >> 20} MiB): use a simpler one",
+                param=constraint.kind,
+                code="grammar_too_complex",
+            ) from None
+        except Cancelled:
+            self.kill()
+            raise
+        if answer.compiled is None:
+            raise BadRequest(f"{constraint.kind}: {answer.refusal}", param=constraint.kind, code="invalid_grammar")
+        return answer.compiled
+
+    def kill(self) -> None:
+        """End the child at once, whatever it does; a next constraint starts another."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.kill()
+        child.wait()
+        for stream in (child.stdin, child.stdout):
+            with contextlib.suppress(OSError):
+                _pipe(stream).close()
+
+    def _spawn(self, unwanted: Callable[[], bool]) -> subprocess.Popen[bytes]:
+        root = str(Path(__file__).resolve().parents[2])
+        start = self._start()
+        child = self._child = subprocess.Popen(
+            [sys.executable, "-P", "-c", _BOOTSTRAP, root], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            write_frame(_pipe(child.stdin), msgspec.msgpack.encode(start))
+            answer = self._receive(child, START_SECONDS, unwanted)
+        except (TimeoutError, EOFError, BrokenPipeError):
+            self.kill()
+            raise EngineFault("the grammar compiler did not start; the server's log may say why") from None
+        except Cancelled:
+            self.kill()
+            raise
+        if answer.refusal:
+            self.kill()
+            raise EngineFault(f"the grammar compiler did not start: {answer.refusal}")
+        return child
+
+    def _receive(self, child: subprocess.Popen[bytes], seconds: float, unwanted: Callable[[], bool]) -> Answer:
+        stream = _pipe(child.stdout)
+        deadline = time.monotonic() + seconds
+        while not select.select([stream], [], [], _TICK)[0]:
+            if unwanted():
+                raise Cancelled
+            if time.monotonic() > deadline:
+                raise TimeoutError
+        return self._decoder.decode(read_frame(stream))
+
+
+def _pipe(stream: object) -> BinaryIO:
+    return cast(BinaryIO, stream)

@@ -1,0 +1,272 @@
+"""Structural tags: free text in which marked parts have a shape. From the three forms that clients send to one tree.
+
+Owns the tree and its reading: xgrammar's ``{"type": "structural_tag", "format": …}``, SGLang's older ``structures`` and
+``triggers``, and what our own tool-call formats ask for (``{"type": "tags", …}``). Backends turn the tree into their
+own language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ceiba.core import limits
+from ceiba.grammar import schema as schemas
+from ceiba.grammar.base import Refusal
+from ceiba.grammar.regex import check_regex
+from ceiba.grammar.schema import Schema, pointer
+
+MAX_DEPTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Exactly this."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    schema: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ebnf:
+    grammar: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnyText:
+    """Whatever comes, up to what follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    begin: str
+    content: Node
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class Triggered:
+    """Free text; where one of ``triggers`` has been written, one of the tags that begin with it must follow."""
+
+    triggers: tuple[str, ...]
+    tags: tuple[Tag, ...]
+    at_least_one: bool = False
+    stop_after_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TagList:
+    """Tags and nothing else, with ``separator`` between them."""
+
+    tags: tuple[Tag, ...]
+    separator: str = ""
+    at_least_one: bool = False
+    stop_after_first: bool = False
+
+
+Node = Text | Json | Regex | Ebnf | AnyText | Sequence | Either | Tag | Triggered | TagList
+
+
+def parse(text: str) -> Node:
+    """The tree. Raises Refusal with the path of what cannot be read."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal(f"not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise Refusal("a structural tag is an object")
+    if value.get("type") == "tags":
+        return _ours(value)
+    if "structures" in value:
+        return _older(value)
+    if "format" in value:
+        return _node(value["format"], "#/format", 0)
+    raise Refusal("a structural tag has a format, or structures and triggers")
+
+
+def texts(node: Node) -> Iterator[str]:
+    """Every literal in the tree."""
+    for part in nodes(node):
+        if isinstance(part, Text):
+            yield part.value
+        elif isinstance(part, Tag):
+            yield part.begin
+            yield part.end
+        elif isinstance(part, TagList):
+            yield part.separator
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    yield node
+    if isinstance(node, Sequence | Either):
+        for part in node.parts:
+            yield from nodes(part)
+    elif isinstance(node, Tag):
+        yield from nodes(node.content)
+    elif isinstance(node, Triggered | TagList):
+        for tag in node.tags:
+            yield from nodes(tag)
+
+
+# ── reading ──────────────────────────────────────────────────────────────────
+
+
+def _ours(value: dict[str, Any]) -> Node:
+    tags = tuple(_tag(tag, pointer("#/tags", i), 1) for i, tag in enumerate(_list(value, "tags", "#")))
+    once = not value.get("parallel", True)
+    begin, end = _text(value, "begin", "#", ""), _text(value, "end", "#", "")
+    calls = TagList(tags, _text(value, "separator", "#", ""), True, once)
+    if value.get("required"):
+        return Sequence((Text(begin), calls, Text(end)))
+    if begin:
+        return Triggered((begin,), (Tag(begin, calls, end),), stop_after_first=once)
+    return _triggered(tuple(value.get("triggers", ())), tags, "#", stop_after_first=once)
+
+
+def _older(value: dict[str, Any]) -> Node:
+    tags = []
+    for i, entry in enumerate(_list(value, "structures", "#")):
+        path = pointer("#/structures", i)
+        if not isinstance(entry, dict):
+            raise Refusal("must be an object with begin, schema and end", path=path)
+        content = Json(_schema(entry.get("schema", True), pointer(path, "schema")))
+        tags.append(Tag(_text(entry, "begin", path), content, _text(entry, "end", path)))
+    return _triggered(tuple(_list(value, "triggers", "#")), tuple(tags), "#")
+
+
+def _node(value: Any, path: str, depth: int) -> Node:
+    if depth > MAX_DEPTH:
+        raise Refusal(f"formats are nested deeper than {MAX_DEPTH} levels", path=path)
+    if not isinstance(value, dict):
+        raise Refusal("a format is an object with a type", path=path)
+    kind = value.get("type")
+    reader = _READERS.get(kind) if isinstance(kind, str) else None
+    if reader is None:
+        raise Refusal(f"type {str(kind)[:60]!r} is not available; types are {', '.join(_READERS)}", path=path)
+    return reader(value, path, depth)
+
+
+def _read_tag(value: dict[str, Any], path: str, depth: int) -> Tag:
+    return _tag(value, path, depth)
+
+
+def _tag(value: Any, path: str, depth: int) -> Tag:
+    if not isinstance(value, dict):
+        raise Refusal("a tag is an object with begin, content and end", path=path)
+    end = value.get("end", "")
+    if isinstance(end, list) and len(end) == 1:
+        end = end[0]
+    if not isinstance(end, str):
+        raise Refusal("end must be one text", path=path)
+    return Tag(_text(value, "begin", path), _node(value.get("content"), pointer(path, "content"), depth + 1), end)
+
+
+def _read_triggered(value: dict[str, Any], path: str, depth: int) -> Node:
+    tags = tuple(_tag(tag, pointer(path, "tags", i), depth + 1) for i, tag in enumerate(_list(value, "tags", path)))
+    return _triggered(
+        tuple(_list(value, "triggers", path)),
+        tags,
+        path,
+        at_least_one=bool(value.get("at_least_one")),
+        stop_after_first=bool(value.get("stop_after_first")),
+    )
+
+
+def _triggered(
+    triggers: tuple[Any, ...], tags: tuple[Tag, ...], path: str, *, at_least_one: bool = False,
+    stop_after_first: bool = False,
+) -> Triggered:  # fmt: skip
+    if not triggers or not all(isinstance(t, str) and t for t in triggers):
+        raise Refusal("triggers must be a list of texts that are not empty", path=path)
+    for i, tag in enumerate(tags):
+        if sum(tag.begin.startswith(trigger) for trigger in triggers) != 1:
+            raise Refusal(f"tag {i} begins with {tag.begin[:60]!r}, which must start with exactly one trigger",
+                          path=path)  # fmt: skip
+    return Triggered(triggers, tags, at_least_one, stop_after_first)
+
+
+def _read_list(value: dict[str, Any], path: str, depth: int) -> Node:
+    tags = tuple(_tag(tag, pointer(path, "tags", i), depth + 1) for i, tag in enumerate(_list(value, "tags", path)))
+    return TagList(
+        tags, _text(value, "separator", path, ""), bool(value.get("at_least_one")), bool(value.get("stop_after_first"))
+    )
+
+
+def _parts(value: dict[str, Any], path: str, depth: int) -> tuple[Node, ...]:
+    entries = _list(value, "elements", path)
+    return tuple(_node(entry, pointer(path, "elements", i), depth + 1) for i, entry in enumerate(entries))
+
+
+def _read_json(value: dict[str, Any], path: str, depth: int) -> Node:
+    name = "json_schema" if "json_schema" in value else "schema"
+    return Json(_schema(value.get(name), pointer(path, name)))
+
+
+def _read_regex(value: dict[str, Any], path: str, depth: int) -> Node:
+    pattern = _text(value, "pattern", path)
+    check_regex(pattern, path)
+    return Regex(pattern)
+
+
+_READERS: dict[str, Callable[[dict[str, Any], str, int], Node]] = {
+    "const_string": lambda value, path, depth: Text(_text(value, "value", path)),
+    "json_schema": _read_json,
+    "json": _read_json,
+    "regex": _read_regex,
+    "grammar": lambda value, path, depth: Ebnf(_text(value, "grammar", path)),
+    "any_text": lambda value, path, depth: AnyText(),
+    "sequence": lambda value, path, depth: Sequence(_parts(value, path, depth)),
+    "or": lambda value, path, depth: Either(_parts(value, path, depth)),
+    "tag": _read_tag,
+    "triggered_tags": _read_triggered,
+    "tags_with_separator": _read_list,
+}
+
+
+def _schema(value: Any, path: str) -> Schema:
+    schema = schemas.parse(value) if isinstance(value, str) else value
+    if not isinstance(schema, dict | bool):
+        raise Refusal("a schema must stand here", path=path)
+    try:
+        schemas.check(schema)
+    except Refusal as refusal:
+        raise Refusal(refusal.why, path=path + refusal.path.removeprefix("#"), keyword=refusal.keyword) from None
+    return schema
+
+
+def _list(value: dict[str, Any], name: str, path: str) -> list[Any]:
+    entries = value.get(name)
+    if not isinstance(entries, list) or not entries:
+        raise Refusal("must be a list that is not empty", path=path, keyword=name)
+    if len(entries) > limits.MAX_STRUCTURAL_TAGS:
+        raise Refusal(f"has {len(entries)} entries; the limit is {limits.MAX_STRUCTURAL_TAGS}", path=path, keyword=name)
+    return entries
+
+
+def _text(value: dict[str, Any], name: str, path: str, default: str | None = None) -> str:
+    found = value.get(name, default)
+    if not isinstance(found, str):
+        raise Refusal("must be a text", path=path, keyword=name)
+    return found
