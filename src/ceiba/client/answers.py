@@ -64,7 +64,7 @@ class Text(str):
     def json(self) -> Any:
         """The text as JSON. Raises InvalidOutput where it is none."""
         try:
-            return msgspec.json.decode(self)
+            return msgspec.json.decode(str(self))
         except msgspec.DecodeError as error:
             raise _invalid(self, str(error)) from None
 
@@ -132,8 +132,8 @@ def instance_of(kind: Any) -> Reader:
     def read(text: Text) -> Any:
         try:
             if hasattr(kind, "model_validate_json"):
-                return kind.model_validate_json(text)
-            return msgspec.json.decode(text, type=kind)
+                return kind.model_validate_json(str(text))
+            return msgspec.json.decode(str(text), type=kind)
         except (ValueError, msgspec.MsgspecError) as error:  # Pydantic's ValidationError is a ValueError
             raise _invalid(text, str(error)) from error
 

@@ -17,7 +17,7 @@ Render = Callable[[list[dict[str, str]], bool], str]
 class SeamFinder:
     """Renders conversations whose contents are marks and cuts the text at them; each seam is found once.
 
-    A template may refuse a conversation that ends with the system's turn; a user's turn is added to it then. Where a
+    A template may refuse or swallow a system's turn that no user's turn follows, so one is added there. Where a
     template repeats the system's text in a later turn, that turn is rendered without the system, whose text stands
     earlier in the prompt already.
     """
@@ -48,12 +48,10 @@ class SeamFinder:
     def _cut(self, roles: tuple[str, ...]) -> str:
         last = len(roles) - 1
         answering = roles[-1] == "assistant"
-        try:
-            text = self._render(_marked(roles[:-1] if answering else roles), answering)
-        except BadRequest:
-            if roles[-1] != "system":
-                raise
-            text = self._render(_marked((*roles, "user")), False)
+        shown = roles[:-1] if answering else roles
+        if roles[-1] == "system":
+            shown = (*roles, "user")
+        text = self._render(_marked(shown), answering)
         start = _after(text, last - 1) if last else 0
         end = len(text) if answering else text.find(_mark(last), start)
         if start < 0 or end < 0:
