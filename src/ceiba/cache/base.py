@@ -38,8 +38,8 @@ class Node:
     """
 
     __slots__ = (
-        "children", "data", "handles", "hits", "last_access", "locks", "namespace", "parent", "priority", "queued",
-        "residence",
+        "children", "data", "end_hash", "handles", "hits", "last_access", "locks", "namespace", "parent", "pins",
+        "priority", "queued", "reach", "residence", "start",
     )  # fmt: skip
 
     def __init__(self, namespace: str, data: bytes, handles: dict[str, Int32], parent: Node | None) -> None:
@@ -52,14 +52,28 @@ class Node:
         """None: a root, or a node that has left the tree."""
         self.locks = 0
         """How many live locks lie on this node or below it."""
+        self.pins = 0
+        """How many of those locks are pins, which outlive requests."""
+        self.start: int = 0 if parent is None else parent.end
+        """Tokens between the root and this node."""
+        self.reach = self.end
+        """The furthest that a cached sequence through this node has ever gone, in tokens from the root."""
+        self.end_hash: int | None = None
+        """Hash of all tokens up to ``end``, kept once somebody has asked (see ``history``)."""
         self.last_access = 0
         self.hits = 0
+        """Requests that began with this prefix, besides the one that computed it."""
         self.priority = 0
         self.residence = Tier.DEVICE
         self.queued = False
 
     def __len__(self) -> int:
         return len(self.data) // 4
+
+    @property
+    def end(self) -> int:
+        """Tokens between the root and this node's last token, which counts."""
+        return self.start + len(self)
 
     @property
     def tokens(self) -> Int32:
@@ -111,6 +125,8 @@ class Inserted:
 class PrefixCache(Protocol):
     page_size: int
     enabled: bool
+    version: int
+    """Changes whenever a match may have become stale or could come out longer or shorter."""
 
     @property
     def evictable(self) -> int:
@@ -123,8 +139,8 @@ class PrefixCache(Protocol):
     def match(self, key: CacheKey, limit: int | None = None) -> Match:
         """Longest cached prefix of at most ``limit`` tokens. Locks nothing, mutates nothing."""
 
-    def lock(self, match: Match) -> Node | None:
-        """Hold the matched prefix; returns what ``unlock`` wants back."""
+    def lock(self, match: Match, *, hit: bool = False) -> Node | None:
+        """Hold the matched prefix; returns what ``unlock`` wants back. ``hit``: a request begins with it."""
 
     def unlock(self, node: Node | None) -> None:
         """Undo one ``lock``."""
@@ -132,8 +148,11 @@ class PrefixCache(Protocol):
     def insert(self, key: CacheKey, handles: Handles, priority: int = 0) -> Inserted:
         """Offer a prefix; the cache takes ownership of the handles past ``Inserted.existing``."""
 
-    def evict(self, tokens: int) -> dict[str, Int32]:
-        """Drop unheld tokens until ``tokens`` are gone or none is left; returns their handles, the caller's again."""
+    def evict(self, tokens: int, cause: str = "") -> dict[str, Int32]:
+        """Drop unheld tokens until ``tokens`` are gone or none is left; returns their handles, the caller's again.
+
+        ``cause`` names whom room is made for.
+        """
 
     def reset(self) -> dict[str, Int32]:
         """Drop everything; RuntimeError while anything is locked. Returns all handles."""

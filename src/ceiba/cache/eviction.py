@@ -8,6 +8,7 @@ Evicting k leaves of n costs O(k log n) plus the stale entries, each of which so
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar
 
 
@@ -17,8 +18,12 @@ class Victim(Protocol):
     last_access: int
     hits: int
     priority: int
+    start: int
+    reach: int
     queued: bool
     """Whether the queue holds an entry of this node; written by the queue alone."""
+
+    def __len__(self) -> int: ...
 
     @property
     def evictable(self) -> bool:
@@ -34,8 +39,18 @@ class EvictionPolicy(Protocol):
     def key(self, node: Victim) -> tuple[int, ...]:
         """Sort key, smallest evicted first. It may grow but must not shrink: re-keying is lazy."""
 
+    def yields(self, node: Victim) -> int:
+        """How many tokens of the node's end may go at this key; the rest is looked at again under its new one."""
 
-class LRU:
+
+class _Whole:
+    """Policies that take a node as one piece."""
+
+    def yields(self, node: Victim) -> int:
+        return len(node)
+
+
+class LRU(_Whole):
     """Least recently used first."""
 
     name = "lru"
@@ -44,14 +59,88 @@ class LRU:
         return (node.last_access,)
 
 
-POLICIES: dict[str, type[EvictionPolicy]] = {"lru": LRU}
+class LFU(_Whole):
+    """Least often reused first, among equals the least recently used. What was popular once stays long."""
+
+    name = "lfu"
+
+    def key(self, node: Victim) -> tuple[int, ...]:
+        return (node.hits, node.last_access)
 
 
-def make_policy(name: str) -> EvictionPolicy:
-    """The policy of ``--radix-eviction-policy``; ValueError names the known ones."""
+class SLRU(_Whole):
+    """Segmented LRU (Karedla, Love and Wherry 1994): what was never reused goes before what was, each least recently
+    used first. One long read of new documents then cannot flush the prefixes that keep coming back.
+
+    ``protected_hits``: reuses from which a prefix belongs to the protected segment, which has no size limit here.
+    """
+
+    name = "slru"
+
+    def __init__(self, protected_hits: int = 1) -> None:
+        self.protected_hits = protected_hits
+
+    def key(self, node: Victim) -> tuple[int, ...]:
+        return (node.hits >= self.protected_hits, node.last_access)
+
+
+class Priority(_Whole):
+    """Lowest priority of any request that used it first, among equals the least recently used."""
+
+    name = "priority"
+
+    def key(self, node: Victim) -> tuple[int, ...]:
+        return (node.priority, node.last_access)
+
+
+class TLRU:
+    """Tail-optimized LRU (Zhang, Li, Moallemi and Peng, arXiv 2510.15152): first what no slow first token depends on.
+
+    A conversation of L tokens whose next prompt adds about Q computes L + Q - kept tokens next time. While that is at
+    most ``threshold``, its end can go without anyone waiting longer than allowed; these ends go first, the rest by
+    LRU. L is the furthest the conversation has ever reached, also after its end was dropped.
+
+    ``threshold``: tokens a turn may have to compute; ``next_prompt``: Q.
+    """
+
+    name = "tlru"
+
+    def __init__(self, threshold: int = 1024, next_prompt: int = 128) -> None:
+        self.threshold = threshold
+        self.next_prompt = next_prompt
+
+    def _spare(self, node: Victim) -> int:
+        dropped = node.reach - node.start - len(node)
+        return min(len(node), self.threshold - self.next_prompt - dropped)
+
+    def key(self, node: Victim) -> tuple[int, ...]:
+        return (self._spare(node) <= 0, node.last_access)
+
+    def yields(self, node: Victim) -> int:
+        spare = self._spare(node)
+        return spare if spare > 0 else len(node)
+
+
+POLICIES: dict[str, type[EvictionPolicy]] = {"lru": LRU, "lfu": LFU, "slru": SLRU, "priority": Priority, "tlru": TLRU}
+
+OPTIONS: dict[str, tuple[str, ...]] = {"slru": ("protected_hits",), "tlru": ("threshold", "next_prompt")}
+"""Policy -> what ``--radix-eviction-policy-config`` may set, whole numbers from 0 up."""
+
+
+def make_policy(name: str, options: Mapping[str, object] | None = None) -> EvictionPolicy:
+    """The policy of ``--radix-eviction-policy``; ValueError names the known ones, and the known options."""
     if name not in POLICIES:
         raise ValueError(f"radix eviction policy {name!r} is not available; available: {', '.join(POLICIES)}")
-    return POLICIES[name]()
+    options = options or {}
+    known = OPTIONS.get(name, ())
+    for option, value in options.items():
+        if option not in known:
+            raise ValueError(
+                f"radix eviction policy {name} has no option {option!r}; it has: {', '.join(known) or 'none'}"
+            )
+        if type(value) is not int or value < 0:
+            raise ValueError(f"radix eviction policy option {option} wants a whole number from 0 up, not {value!r}")
+    return POLICIES[name](**options)
 
 
 class EvictionQueue(Generic[V]):

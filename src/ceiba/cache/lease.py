@@ -19,17 +19,28 @@ import numpy as np
 from ceiba.cache.allocator import SlotAllocator
 from ceiba.cache.base import FULL, Match, Node, PrefixCache
 from ceiba.cache.keys import CacheKey, Int32, ceil_page, floor_page
+from ceiba.cache.pins import PinBoard
 from ceiba.cache.sparse import sparse_table
 
 
 class LeaseTable:
     """Leases of up to ``max_rows`` rows of at most ``max_len`` positions; arrays are indexed by row."""
 
-    def __init__(self, cache: PrefixCache, allocator: SlotAllocator, max_rows: int, max_len: int) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        allocator: SlotAllocator,
+        max_rows: int,
+        max_len: int,
+        pins: PinBoard | None = None,
+    ) -> None:
         if cache.page_size != allocator.page_size:
             raise ValueError(f"cache pages of {cache.page_size}, allocator pages of {allocator.page_size} slots")
         self.cache = cache
         self.allocator = allocator
+        self.pins = pins or PinBoard(cache, 0)
+        self.cause = ""
+        """Who asks for slots now: what the cache's history calls the reason of an eviction."""
         self.page_size = allocator.page_size
         self.slots = sparse_table(max_rows, ceil_page(max_len, self.page_size))
         self.committed = np.zeros(max_rows, np.int32)
@@ -60,15 +71,29 @@ class LeaseTable:
         """Whether closing the row would free slots whose content the cache holds as well."""
         return row in self._duplicates
 
-    def open(self, row: int, match: Match) -> Int32:
+    def reclaimable(self, row: int) -> int:
+        """Slots that ``close`` would make available: the row's own, and the cached ones that only it holds."""
+        count = int(self.allocated[row]) - int(self.shared[row])
+        count += sum(map(len, self._duplicates.get(row, [])))
+        node = self._locks[row]
+        while node is not None and node.parent is not None and node.locks == 1:
+            count += len(node)
+            node = node.parent
+        return count
+
+    def held_node(self, row: int) -> Node | None:
+        """The far end of the row's locked prefix in the cache."""
+        return self._locks[row]
+
+    def open(self, row: int, match: Match, *, hit: bool = True) -> Int32:
         """Take ``row`` with a cached prefix; returns the prefix's slots, int32 [match.length].
 
-        Locks the match. The prefix counts as committed and launched.
+        Locks the match; ``hit``: as the request's first use of it. The prefix counts as committed and launched.
         """
         if self._open[row]:
             raise RuntimeError(f"row {row} is leased already")
         prefix = match.handles(FULL)
-        self._locks[row] = self.cache.lock(match)
+        self._locks[row] = self.cache.lock(match, hit=hit)
         n = len(prefix)
         self.slots[row, :n] = prefix
         self.committed[row] = self.launched[row] = self.allocated[row] = self.shared[row] = n
@@ -147,7 +172,8 @@ class LeaseTable:
         self.committed[row] = self.launched[row] = self.allocated[row] = self.shared[row] = 0
 
     def flush(self) -> int:
-        """Empty the cache (nothing of it may be in use); returns how many tokens it held."""
+        """Empty the cache, pins included (no request may use it); returns how many tokens it held."""
+        self.pins.clear()
         freed = self.cache.reset().get(FULL, np.empty(0, np.int32))
         self.allocator.release(freed)
         return len(freed)
@@ -175,7 +201,7 @@ class LeaseTable:
         wanted = num_pages * self.page_size
         missing = wanted - self.allocator.free
         if missing > 0:
-            freed = self.cache.evict(missing).get(FULL)
+            freed = self.cache.evict(missing, self.cause).get(FULL)
             if freed is not None:
                 self.allocator.release(freed)
                 self.evicted_tokens += len(freed)

@@ -51,7 +51,7 @@ def assert_ledger(leases: LeaseTable, *, idle: bool = False) -> Ledger:
     """Recount everything from the structures themselves, O(pool + tree), and compare with the counters.
 
     Raises ``LedgerError`` naming the component, the four counts and the first slots that are lost or owned twice. With
-    ``idle`` nothing may be locked or in flight either.
+    ``idle`` nothing may be locked, pins apart, or in flight either.
     """
     ledger = read_ledger(leases)
     if not ledger.balanced:
@@ -65,7 +65,12 @@ def assert_ledger(leases: LeaseTable, *, idle: bool = False) -> Ledger:
             raise LedgerError(f"KV slots {what}: {bad[:16].tolist()} ({len(bad)} of {ledger.total}); {ledger}")
     if isinstance(leases.cache, RadixCache):
         _audit_tree(leases.cache, ledger)
-    if idle and (ledger.locked or ledger.in_flight):
+    pins = leases.pins
+    if isinstance(leases.cache, RadixCache):
+        pinned = sum(len(node) for node in leases.cache.nodes() if node.pins)
+        if pinned != pins.tokens or pins.tokens > pins.budget:
+            raise LedgerError(f"pins hold {pinned} tokens, the books say {pins.tokens} of {pins.budget}")
+    if idle and (ledger.locked != pins.tokens or ledger.in_flight):
         raise LedgerError(f"the engine is idle but KV is still held: {ledger}")
     return ledger
 
@@ -80,6 +85,10 @@ def _audit_tree(cache: RadixCache, ledger: Ledger) -> None:
             raise LedgerError("a cache node's child names another parent")
         if sum(child.locks for child in node.children.values()) > node.locks:
             raise LedgerError("a cache node is locked less often than its children")
+        above = node.parent
+        outgrown = above is not None and above.parent is not None and node.reach > above.reach
+        if above is None or node.start != above.end or outgrown or node.pins > node.locks:
+            raise LedgerError("a cache node's position, reach or pins do not fit its parent's")
         if len(node) == 0 or len(node) % cache.page_size:
             raise LedgerError(f"a cache node of {len(node)} tokens with pages of {cache.page_size}")
         if node.locks:

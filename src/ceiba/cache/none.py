@@ -12,6 +12,7 @@ class NoCache:
     """Matches nothing, takes nothing over, has nothing to evict."""
 
     enabled = False
+    version = 0
     evictable = 0
     locked = 0
 
@@ -21,7 +22,7 @@ class NoCache:
     def match(self, key: CacheKey, limit: int | None = None) -> Match:
         return Match()
 
-    def lock(self, match: Match) -> Node | None:
+    def lock(self, match: Match, *, hit: bool = False) -> Node | None:
         return None
 
     def unlock(self, node: Node | None) -> None:
@@ -30,7 +31,7 @@ class NoCache:
     def insert(self, key: CacheKey, handles: Handles, priority: int = 0) -> Inserted:
         return Inserted(Match(), 0)
 
-    def evict(self, tokens: int) -> dict[str, Int32]:
+    def evict(self, tokens: int, cause: str = "") -> dict[str, Int32]:
         return {}
 
     def reset(self) -> dict[str, Int32]:

@@ -14,24 +14,33 @@ import numpy as np
 
 from ceiba.cache.base import FULL, Handles, Inserted, Match, Node
 from ceiba.cache.eviction import LRU, EvictionPolicy, EvictionQueue
+from ceiba.cache.history import EvictionHistory
 from ceiba.cache.keys import CacheKey, Int32, common_prefix, floor_page
 
 _NO_TOKENS = np.empty(0, np.int32)
 
 
 class RadixCache:
-    """``components`` names the per-token handle arrays that every node holds."""
+    """``components`` names the per-token handle arrays that every node holds; ``history`` hears of each eviction."""
 
     enabled = True
 
     def __init__(
-        self, page_size: int = 1, policy: EvictionPolicy | None = None, components: tuple[str, ...] = (FULL,)
+        self,
+        page_size: int = 1,
+        policy: EvictionPolicy | None = None,
+        components: tuple[str, ...] = (FULL,),
+        history: EvictionHistory | None = None,
     ) -> None:
         self.page_size = page_size
         self.components = components
         self._page_bytes = 4 * page_size
-        self._roots: dict[str, Node] = {}
-        self._queue: EvictionQueue[Node] = EvictionQueue(policy or LRU())
+        self.roots: dict[str, Node] = {}
+        """Namespace -> root, which holds no tokens itself."""
+        self.version = 0
+        self._policy = policy or LRU()
+        self._history = history
+        self._queue: EvictionQueue[Node] = EvictionQueue(self._policy)
         self._clock = 0
         self._evictable = 0
         self._locked = 0
@@ -51,16 +60,16 @@ class RadixCache:
         vectorised compares plus one dictionary look-up per node.
         """
         length = len(key) if limit is None else max(0, min(limit, len(key)))
-        root = self._roots.get(key.namespace)
+        root = self.roots.get(key.namespace)
         if root is None:
             return Match()
         return self._walk(root, key.tokens, floor_page(length, self.page_size))
 
-    def lock(self, match: Match) -> Node | None:
+    def lock(self, match: Match, *, hit: bool = False) -> Node | None:
         """Hold the matched prefix until ``unlock``; nothing on it will be evicted.
 
         Mutates: splits the last node when the match ends inside it, raises the lock count up to the root, and touches
-        access time and hits of the path. ``match`` must be fresh.
+        the path's access time and, with ``hit``, its hits. ``match`` must be fresh.
         """
         if not match.path:
             return None
@@ -76,7 +85,7 @@ class RadixCache:
                 self._locked += len(at)
             at.locks += 1
             at.last_access = self._clock
-            at.hits += 1
+            at.hits += hit
             at = at.parent
         return node
 
@@ -104,9 +113,9 @@ class RadixCache:
         length = floor_page(len(key), self.page_size)
         if length == 0:
             return Inserted(Match(), 0)
-        root = self._roots.get(key.namespace)
+        root = self.roots.get(key.namespace)
         if root is None:
-            root = self._roots[key.namespace] = Node(key.namespace, b"", {}, None)
+            root = self.roots[key.namespace] = Node(key.namespace, b"", {}, None)
         match = self._walk(root, key.tokens, length)
         existing = match.length
         if existing < length:
@@ -121,19 +130,22 @@ class RadixCache:
             match.path.append(leaf)
             match.length = length
             self._evictable += len(leaf)
+            self.version += 1
         self._clock += 1
         for node in match.path:
             node.last_access = self._clock
             node.priority = max(node.priority, priority)
+            node.reach = max(node.reach, length)
         if match.path[-1].evictable:
             self._queue.push(match.path[-1])
         return Inserted(match, existing)
 
-    def evict(self, tokens: int) -> dict[str, Int32]:
+    def evict(self, tokens: int, cause: str = "") -> dict[str, Int32]:
         """Drop at least ``tokens`` unlocked tokens, or all there are, in the policy's order, rounded up to pages.
 
         Never touches a locked node. Mutates: removes leaves (their parents become candidates) and cuts the tail of
-        the last victim, so no more leaves than asked. Returns the freed handles by component, the caller's to free.
+        a victim that is longer than what is wanted or than what the policy lets go at its rank. Returns the freed
+        handles by component, the caller's to free.
         """
         freed: dict[str, list[Int32]] = {name: [] for name in self.components}
         gone = 0
@@ -141,17 +153,23 @@ class RadixCache:
             node = self._queue.pop()
             if node is None:
                 break
-            keep = floor_page(max(0, len(node) - (tokens - gone)), self.page_size)
+            # Rounded down: what is dropped is whole pages, at least one.
+            wanted = min(max(self._policy.yields(node), self.page_size), tokens - gone)
+            keep = floor_page(max(0, len(node) - wanted), self.page_size)
+            if self._history is not None:
+                self._history.evicted(node, keep, cause)
             for name in self.components:
                 freed[name].append(node.handles[name][keep:])
             gone += len(node) - keep
             if keep:
                 node.data = node.data[: 4 * keep]
+                node.end_hash = None
                 node.handles = {name: handles[:keep] for name, handles in node.handles.items()}
                 self._queue.push(node)
             else:
                 self._remove(node)
         self._evictable -= gone
+        self.version += gone > 0
         return {name: np.concatenate(parts) if parts else _NO_TOKENS for name, parts in freed.items()}
 
     def reset(self) -> dict[str, Int32]:
@@ -161,15 +179,16 @@ class RadixCache:
         freed = {name: self.handles(name) for name in self.components}
         for node in self.nodes():
             node.parent = None  # a stale lock handle must not walk a dead tree
-        self._roots.clear()
+        self.roots.clear()
         self._queue.clear()
         self._evictable = 0
+        self.version += 1
         return freed
 
     def nodes(self) -> list[Node]:
         """Every node below the roots, parents first; for audits."""
         found: list[Node] = []
-        stack = list(self._roots.values())
+        stack = list(self.roots.values())
         while stack:
             node = stack.pop()
             if node.parent is not None:
@@ -209,11 +228,14 @@ class RadixCache:
         upper = Node(node.namespace, node.data[: 4 * at], {}, parent)
         upper.handles = {name: handles[:at].copy() for name, handles in node.handles.items()}
         upper.locks, upper.last_access, upper.hits = node.locks, node.last_access, node.hits
+        upper.pins, upper.reach = node.pins, node.reach
         upper.priority, upper.residence = node.priority, node.residence
         parent.children[upper.data[: self._page_bytes]] = upper
         node.data = node.data[4 * at :]
         node.handles = {name: handles[at:].copy() for name, handles in node.handles.items()}
         node.parent = upper
+        node.start += at
+        self.version += 1
         upper.children[node.data[: self._page_bytes]] = node
         return upper
 
@@ -225,4 +247,4 @@ class RadixCache:
         if parent.evictable:
             self._queue.push(parent)
         elif parent.parent is None and not parent.children:
-            self._roots.pop(parent.namespace, None)
+            self.roots.pop(parent.namespace, None)

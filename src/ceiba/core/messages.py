@@ -48,6 +48,14 @@ class Generate(Wire):
     """time.monotonic() at arrival in the front (one machine, one clock)."""
     queue_timeout: float | None = None
     """Seconds it may wait in the queue."""
+    tenant: str = ""
+    """Whose share it is charged to under --fair-share: a routing key or a digest of an API key."""
+    pin: str = ""
+    """Name under which the prompt's KV stays cached, within the pin budget; empty: not pinned."""
+    pin_seconds: float = 0.0
+    """How long the pin lasts after its last use; 0: until it is released."""
+    pin_output: bool = False
+    """Whether the pin grows by the answer (sessions)."""
 
 
 class Abort(Wire):
@@ -63,7 +71,7 @@ class Control(Wire):
     """An operation on the scheduler, answered by one ``Reply`` with the same id.
 
     ``op``: ``flush_cache`` · ``state`` (for /server_info) · ``load`` · ``idle_check`` (assert_ledger) · ``shutdown`` ·
-    further ones as features come. ``args`` and the reply's ``value`` are plain msgpack values.
+    ``cache_explain`` · ``cache_tree`` · ``cache_pin`` · ``cache_unpin`` · ``cache_pins`` · further ones as features come. ``args`` and the reply's ``value`` are plain msgpack values.
     """
 
     id: int
@@ -114,6 +122,10 @@ class Usage(Wire):
     completion_tokens: int
     queue_time: float = 0.0
     """Seconds from arrival to admission."""
+    cached_by_tier: dict[str, int] = {}
+    """Tier (device, host, storage) -> how many of ``cached_tokens`` came from there."""
+    pinned_tokens: int = 0
+    """Tokens of this sequence that stay cached because the request asked for it."""
 
 
 class TopLogprobs(Wire):

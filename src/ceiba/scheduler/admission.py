@@ -93,7 +93,7 @@ class Admission:
 
     def first(self) -> Request | None:
         """Who is admitted next."""
-        return next(iter(self.order()), None) if len(self.queue) else None
+        return next((request for request in self.order() if not request.compiling), None) if len(self.queue) else None
 
     def add(self, request: Request) -> None:
         """A new request joins the queue."""

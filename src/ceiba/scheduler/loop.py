@@ -17,8 +17,10 @@ import numpy as np
 from ceiba.cache.allocator import SlotAllocator
 from ceiba.cache.base import PrefixCache
 from ceiba.cache.eviction import make_policy as make_eviction
+from ceiba.cache.history import EvictionHistory
 from ceiba.cache.lease import LeaseTable
 from ceiba.cache.none import NoCache
+from ceiba.cache.pins import PinBoard
 from ceiba.cache.radix import RadixCache
 from ceiba.config.records import SchedulerConfig
 from ceiba.core.errors import CeibaError
@@ -27,6 +29,7 @@ from ceiba.core.ports import SchedulerPort
 from ceiba.core.step import Runner, StepPlan, TokenMasks
 from ceiba.scheduler.admission import Admission
 from ceiba.scheduler.control import Controls
+from ceiba.scheduler.fair import FairShare
 from ceiba.scheduler.grammar import Compiling, GrammarProvider
 from ceiba.scheduler.heartbeat import INTERVAL, Beat, HeartbeatThread
 from ceiba.scheduler.intake import Intake
@@ -70,10 +73,10 @@ class Scheduler:
         self.clock = clock
         self.depth = 1 if config.overlap else 0
         page = info.page_size
+        self.history = EvictionHistory(clock)
+        eviction = make_eviction(config.radix_eviction_policy, config.eviction_options)
         cache: PrefixCache = (
-            NoCache(page)
-            if config.disable_radix_cache
-            else RadixCache(page, make_eviction(config.radix_eviction_policy))
+            NoCache(page) if config.disable_radix_cache else RadixCache(page, eviction, history=self.history)
         )
         allocator = SlotAllocator(info.num_slots, page)
         self.intake = Intake(config, info, allocator.total, grammar)
@@ -81,11 +84,13 @@ class Scheduler:
         self.compiling = Compiling()
         max_rows = min(config.max_running_requests, info.max_rows)
         self.rows = RowTable(max_rows, self.intake.max_len)
-        self.leases = LeaseTable(cache, allocator, max_rows, self.intake.max_len)
+        pins = PinBoard(cache, min(config.cache_pin_budget, allocator.total), clock)
+        self.leases = LeaseTable(cache, allocator, max_rows, self.intake.max_len, pins)
         self.queue = WaitingQueue()
         self.counters = Counters()
+        self.fair = None if config.fair_share == "off" else FairShare(max_rows, config.fair_share_weights)
         self.admission = Admission(
-            config, make_policy(config.policy), self.queue, self.rows, self.leases, self.counters
+            config, make_policy(config), self.queue, self.rows, self.leases, self.counters, self.fair
         )
         self.planner = Planner(config, self.admission)
         self.outbox = Outbox(self.rows, config.stream_interval)
@@ -134,6 +139,7 @@ class Scheduler:
             self._handle(message)
         now = self.clock()
         self._expire(now)
+        self.leases.pins.expire(now)
         for request, error in self.compiling.settle():
             self._end(request, Finish(kind="error", message=error.message, status=error.status))
         plan = self._plan(now)
@@ -210,7 +216,7 @@ class Scheduler:
             self.outbox.refuse(opening, finish, len(bytes_to_ids(message.input_ids)))
             return
         self._requests[request.rid] = request
-        self.queue.add(request)
+        self.admission.add(request)
         if ticket is not None:
             self.compiling.add(request, ticket)
 
@@ -280,12 +286,18 @@ class Scheduler:
         if report:
             self.outbox.finish(request, finish)
         if request.row >= 0:
-            row = request.row
-            self.leases.close(row, self.rows.key(row), request.priority)
+            row, key = request.row, self.rows.key(request.row)
+            self.leases.close(row, key, request.priority)
+            if request.pin_output and finish.kind in {"stop", "length"}:
+                self.admission.pin(request, key, len(key))
             self.rows.close(row, State.FINISHED)
         else:
             self.queue.remove(request)
+            if self.fair is not None and not request.retractions:
+                self.fair.left_queue(request)
             request.to(State.FINISHED)
+        if self.fair is not None:
+            self.fair.ended(request)
         self.admission.forget(request)
         self.compiling.drop(request)
         if finish.kind in {"stop", "length"}:

@@ -145,4 +145,6 @@ class Outbox:
             cached_tokens=request.cached_tokens,
             completion_tokens=completion_tokens,
             queue_time=waited,
+            cached_by_tier={"device": request.cached_tokens} if request.cached_tokens else {},
+            pinned_tokens=request.pinned_tokens,
         )

@@ -15,6 +15,7 @@ from ceiba.cache.keys import Int32
 from ceiba.config.records import SchedulerConfig
 from ceiba.core.step import FUTURE, RowOpen, StepPlan
 from ceiba.scheduler.admission import Admission, PrefillSegment
+from ceiba.scheduler.preempt import Preemptor
 from ceiba.scheduler.retract import Retractor
 
 
@@ -43,7 +44,13 @@ class Planner:
         self.rows = admission.rows
         self.leases = admission.leases
         self.retractor = Retractor(config.retraction_policy, admission)
+        self.preemptor: Preemptor | None = None
+        if config.enable_priority_scheduling and config.preemption_threshold is not None:
+            self.preemptor = Preemptor(config.preemption_threshold, admission)
         self._step = 0
+        self._decodes = config.prefill_decode_interval
+        """Decode steps since the last prefill."""
+        self._turn = 0
 
     def build(self, now: float, *, in_flight: bool) -> StepPlan | None:
         """The next step's plan, or None when there is nothing to compute.
@@ -51,14 +58,45 @@ class Planner:
         ``in_flight``: whether a result has not been applied yet. Raises ``NeedResult``, having changed nothing, when
         the KV pool is short then: whom to retract, and with which tokens, is only known after the result.
         """
+        self._preempt(in_flight)
         mixed = self.config.enable_mixed_chunk
-        decode = self._decode(in_flight) if mixed else _NO_DECODE
-        segments, opened = self.admission.select(now, len(decode.rows))
-        if not segments and not mixed:
-            decode = self._decode(in_flight)
+        decode = _NO_DECODE
+        if mixed or self._decodes_first():
+            decode = self._decode(in_flight, self._decode_share() if mixed else None)
+        segments: list[PrefillSegment] = []
+        opened: list[RowOpen] = []
+        if mixed or not len(decode.rows):
+            segments, opened = self.admission.select(now, len(decode.rows))
+            if not segments and not mixed:
+                decode = self._decode(in_flight)
+        self._decodes = 0 if segments else self._decodes + 1
         if segments or len(decode.rows):
             return self._plan(segments, opened, decode)
         return self._unblock(now, in_flight) if self.admission.partial is not None else None
+
+    def _preempt(self, in_flight: bool) -> None:
+        """Retract whoever stands in the way of a much higher priority."""
+        victims = self.preemptor.victims() if self.preemptor is not None else []
+        if not victims:
+            return
+        if in_flight:
+            raise NeedResult
+        for request in victims:
+            self.retractor.retract(request)
+        self.admission.queue.add_front(victims)
+        self.admission.counters.preemptions += len(victims)
+
+    def _decodes_first(self) -> bool:
+        """Whether running requests are owed decode steps before the next prefill (--prefill-decode-interval)."""
+        if self._decodes >= self.config.prefill_decode_interval:
+            return False
+        return len(self.rows.running()) >= max(1, self.config.prefill_decode_interval_min_bs)
+
+    def _decode_share(self) -> int | None:
+        """How many rows may decode in a mixed step so that a quarter of the chunk is left for prefill; None: all."""
+        chunk = self.config.chunked_prefill_size
+        waits = self.admission.partial is not None or (len(self.admission.queue) and self.rows.num_free)
+        return max(1, chunk - max(1, chunk // 4)) if waits and chunk > 0 else None
 
     def _unblock(self, now: float, in_flight: bool) -> StepPlan | None:
         """A partly prefilled request lacks room and no row decodes: only giving its own slots back can help."""
@@ -66,30 +104,39 @@ class Planner:
             raise NeedResult
         request = self.admission.partial
         assert request is not None
-        self.retractor.retract(request)
-        self.admission.queue.add_front([request])
+        if not self.leases.pins.give_way(self.leases.page_size):
+            self.retractor.retract(request)
+            self.admission.queue.add_front([request])
         segments, opened = self.admission.select(now, 0)
         return self._plan(segments, opened, _NO_DECODE) if segments else None
 
-    def _decode(self, in_flight: bool) -> DecodePart:
+    def _decode(self, in_flight: bool, limit: int | None = None) -> DecodePart:
         """Launch one more position of every row that decodes in this step; retracts where there is no room.
 
-        A row whose last allowed token is already being sampled stays out: its end needs no extra step.
+        A row whose last allowed token is already being sampled stays out: its end needs no extra step. Beyond
+        ``limit`` the rows take turns.
         """
-        rows = self._growing()
+        rows = self._turns(self._growing(), limit)
         if self.leases.shortfall_each(rows) > self.leases.available:
             if in_flight:
                 raise NeedResult
             self.retractor.make_room()
-            rows = self._growing()
+            rows = self._turns(self._growing(), limit)
         elif len(rows):
             self.admission.ratio.decayed()
         if not len(rows):
             return _NO_DECODE
         starts = self.leases.launched[rows]
+        self.leases.cause = "decode"
         known = starts < self.rows.known[rows]
         tokens = self.rows.tokens[rows, starts] if known.all() else self._known_or_future(rows, starts, known)
         return DecodePart(rows, starts, tokens, self.leases.extend_each(rows))
+
+    def _turns(self, rows: Int32, limit: int | None) -> Int32:
+        if limit is None or len(rows) <= limit:
+            return rows
+        self._turn = (self._turn + limit) % len(rows)
+        return np.sort(np.roll(rows, self._turn)[:limit])
 
     def _known_or_future(self, rows: Int32, starts: Int32, known: np.ndarray) -> Int32:
         tokens = np.full(len(rows), FUTURE, np.int32)

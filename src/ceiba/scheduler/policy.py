@@ -1,60 +1,240 @@
 """Who is admitted next. Owns the order of the queue and the rule by which a request lets its twin compute first.
 
-A policy sees requests and the cache's ``match`` (which mutates nothing); budgets are ``admission``'s.
+A policy sees what ``View`` shows: the queue, the cache's matches (looking mutates nothing), the running rows and the
+counters; budgets are ``admission``'s, shares between tenants ``fair``'s. A larger priority goes first here: intake has
+turned it round where low values come first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
-from ceiba.cache.base import PrefixCache
+import numpy as np
+
+from ceiba.cache.base import Match, Node, PrefixCache
+from ceiba.config.records import SchedulerConfig
 from ceiba.scheduler.request import Request
+from ceiba.scheduler.rows import RowTable
+from ceiba.scheduler.stats import Counters
 from ceiba.scheduler.waiting import WaitingQueue
 
 MATCH_QUEUE_LIMIT = 128
 """Above this many waiting requests, matching all of them every round would cost more than the order gains."""
 
+RANKED = 512
+"""Policies without that limit rank this many of the queue's front; the rest follows in order of arrival."""
+
+SHORT_SHARE = 0.25
+"""Share of the chunk budget that shortest-prefill-first keeps for requests that fit into it."""
+
+
+class Matches:
+    """What the cache holds of waiting requests, looked up again only after the cache has changed."""
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self.cache = cache
+
+    def of(self, request: Request) -> Match:
+        """The fresh match of a request without a row. Do not change it."""
+        memo = request.match_memo
+        if memo is None or memo[0] != self.cache.version:
+            memo = request.match_memo = (self.cache.version, self.cache.match(request.key, request.match_limit))
+        return memo[1]
+
+    def uncached(self, request: Request) -> int:
+        """Tokens it has to compute."""
+        return len(request.tokens) - self.of(request).length
+
+
+@dataclass(slots=True)
+class View:
+    """What a policy may look at."""
+
+    queue: WaitingQueue
+    matches: Matches
+    rows: RowTable
+    counters: Counters
+
 
 class Policy(Protocol):
     name: str
+    keeps_share_for_short: bool
 
-    def order(self, queue: WaitingQueue, cache: PrefixCache) -> Iterable[Request]:
+    def order(self, view: View) -> Iterable[Request]:
         """The queue in admission order. May stop being valid when the queue changes."""
 
 
-class FCFS:
+class _Plain:
+    keeps_share_for_short = False
+
+
+class FCFS(_Plain):
     """First come, first served."""
 
     name = "fcfs"
 
-    def order(self, queue: WaitingQueue, cache: PrefixCache) -> Iterable[Request]:
-        return queue
+    def order(self, view: View) -> Iterable[Request]:
+        return view.queue
 
 
-class LPM:
+class Static(_Plain):
+    """An order that depends on the requests alone, so it is sorted anew only when the queue has changed."""
+
+    def __init__(self, name: str, key: Callable[[Request], tuple[float, ...]]) -> None:
+        self.name = name
+        self._key = key
+        self._version = -1
+        self._order: list[Request] = []
+
+    def order(self, view: View) -> Iterable[Request]:
+        if self._version != view.queue.version:
+            self._version = view.queue.version
+            self._order = sorted(view.queue, key=self._key)
+        return list(self._order)
+
+
+class Random(_Plain):
+    """Shuffled anew each round, so that nobody's bad luck lasts."""
+
+    name = "random"
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def order(self, view: View) -> Iterable[Request]:
+        requests = list(view.queue)
+        return [requests[i] for i in self._rng.permutation(len(requests)).tolist()]
+
+
+class RoutingKey(_Plain):
+    """The routing key most frequent in the running batch first; requests without a key count as one key's."""
+
+    name = "routing-key"
+
+    def order(self, view: View) -> Iterable[Request]:
+        running = Counter(request.routing_key for request in view.rows.live())
+        if not running:
+            return view.queue
+        return sorted(view.queue, key=lambda request: -running[request.routing_key])
+
+
+class LPM(_Plain):
     """Longest cached prefix first, arrival order among equals (SGLang paper, arXiv 2312.07104, section 3).
 
-    Falls back to arrival order while more than ``MATCH_QUEUE_LIMIT`` wait or when there is no cache.
+    Falls back to arrival order while more than ``MATCH_QUEUE_LIMIT`` wait.
     """
 
     name = "lpm"
 
-    def order(self, queue: WaitingQueue, cache: PrefixCache) -> Iterable[Request]:
-        if not cache.enabled or len(queue) > MATCH_QUEUE_LIMIT:
-            return queue
-        return sorted(queue, key=lambda request: -cache.match(request.key, request.match_limit).length)
+    def order(self, view: View) -> Iterable[Request]:
+        if len(view.queue) > MATCH_QUEUE_LIMIT:
+            return view.queue
+        return sorted(view.queue, key=lambda request: -view.matches.of(request).length)
 
 
-POLICIES: dict[str, type[Policy]] = {"fcfs": FCFS, "lpm": LPM}
+class HRRN(_Plain):
+    """Highest response ratio next (Brinch Hansen 1971), counted in work instead of seconds: prefill tokens processed
+    while the request waited over its own uncached length. Short ones go first, long ones gain by waiting.
+
+    Falls back to arrival order while more than ``MATCH_QUEUE_LIMIT`` wait.
+    """
+
+    name = "hrrn"
+
+    def order(self, view: View) -> Iterable[Request]:
+        if len(view.queue) > MATCH_QUEUE_LIMIT:
+            return view.queue
+        done = view.counters.prefill_tokens
+
+        def ratio(request: Request) -> float:
+            return -(done - request.prefill_mark) / max(1, view.matches.uncached(request))
+
+        return sorted(view.queue, key=ratio)
 
 
-def make_policy(name: str) -> Policy:
-    """The policy of ``--schedule-policy``; ValueError names the known ones."""
+class ShortestPrefillFirst(_Plain):
+    """Fewest uncached tokens first. A long prompt in chunks leaves ``SHORT_SHARE`` of the budget to those who fit."""
+
+    name = "shortest-prefill-first"
+    keeps_share_for_short = True
+
+    def order(self, view: View) -> Iterable[Request]:
+        return _ranked(view.queue, lambda front: sorted(front, key=view.matches.uncached))
+
+
+class DFSWeight(_Plain):
+    """Requests of one subtree of the cache together, heavier subtrees first: the order of a depth-first walk in which
+    a node weighs as much as there are requests waiting below it (SGLang paper, arXiv 2312.07104, section 3)."""
+
+    name = "dfs-weight"
+
+    def order(self, view: View) -> Iterable[Request]:
+        return _ranked(view.queue, lambda front: self._walk(front, view.matches))
+
+    @staticmethod
+    def _walk(front: list[Request], matches: Matches) -> list[Request]:
+        weight: Counter[Node] = Counter()
+        for request in front:
+            weight.update(matches.of(request).path)
+        seen = {node: i for i, node in enumerate(weight)}
+
+        def key(request: Request) -> list[tuple[int, int]]:
+            # Sorting by the path from the root is the walk; a node's own requests come after those below it.
+            return [*((-weight[node], seen[node]) for node in matches.of(request).path), (1, 0)]
+
+        return sorted(front, key=key)
+
+
+def _ranked(queue: WaitingQueue, rank: Callable[[list[Request]], list[Request]]) -> Iterable[Request]:
+    waiting = iter(queue)
+    front = rank(list(islice(waiting, RANKED)))
+    return [*front, *waiting] if len(queue) > RANKED else front
+
+
+def _by_arrival(request: Request) -> tuple[float, ...]:
+    return (-request.priority,)
+
+
+def _by_output(request: Request) -> tuple[float, ...]:
+    return (-request.max_new,)
+
+
+def _by_priority_and_output(request: Request) -> tuple[float, ...]:
+    return (-request.priority, -request.max_new)
+
+
+CACHE_AWARE: dict[str, type[Policy]] = {
+    "lpm": LPM,
+    "hrrn": HRRN,
+    "dfs-weight": DFSWeight,
+    "shortest-prefill-first": ShortestPrefillFirst,
+}
+POLICIES = ("fcfs", "lof", "random", "routing-key", "priority", *CACHE_AWARE)
+
+
+def make_policy(config: SchedulerConfig) -> Policy:
+    """The policy of ``--schedule-policy``; ValueError names the known ones. Without a cache, cache-aware ones are fcfs.
+
+    ``lof``: largest max_new_tokens first. ``priority`` is fcfs with priorities on.
+    """
+    name, prioritized = config.policy, config.enable_priority_scheduling
     if name not in POLICIES:
         raise ValueError(f"schedule policy {name!r} is not available; available: {', '.join(POLICIES)}")
-    return POLICIES[name]()
+    if name == "priority" or (name == "fcfs" and prioritized):
+        return Static(name, _by_arrival)
+    if name == "lof":
+        return Static(name, _by_priority_and_output if prioritized else _by_output)
+    if name == "random":
+        return Random(config.random_seed)
+    if name == "routing-key":
+        return RoutingKey()
+    if name == "fcfs" or config.disable_radix_cache:
+        return FCFS()
+    return CACHE_AWARE[name]()
 
 
 class TwinPrefills:

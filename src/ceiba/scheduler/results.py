@@ -73,6 +73,8 @@ class Results:
                 return [(request, Finish(kind="error", message=fault, status=500))]
         self.leases.share(row, self.rows.key(row), request.priority)
         self.admission.twins.settled(request)
+        if request.pin and plan.starts[i] + plan.lengths[i] >= request.prompt_len > request.pinned_tokens:
+            self.admission.pin(request, self.rows.key(row), request.prompt_len)
         complete = int(plan.starts[i] + plan.lengths[i]) == int(self.rows.known[row])
         if complete and not plan.samples[i]:  # max_new_tokens 0: the prompt was all that was wanted
             return [(request, Finish(kind="length"))]
@@ -114,6 +116,8 @@ class Results:
         rows.tokens[row, at] = token
         rows.known[row] = at + 1
         self.counters.generation_tokens += len(row)
+        if self.admission.fair is not None:
+            self.admission.fair.produced(row)
         full = at + 1 >= rows.max_len[row]
         free_to_end = at - rows.prompt_len[row] >= rows.min_new[row]
         stopped = rows.ends_on_eos[row] & free_to_end & (token[:, None] == self._eos).any(axis=1)

@@ -24,6 +24,8 @@ VictimKey = Callable[[Request, int], tuple[float, ...]]
 POLICIES: dict[str, VictimKey] = {
     # The least work is lost with a short output; a long input gives the most room back.
     "length": lambda request, produced: (produced, -request.prompt_len, -request.arrival),
+    # Whoever matters least, then as above.
+    "priority": lambda request, produced: (request.priority, produced, -request.prompt_len, -request.arrival),
 }
 
 
@@ -42,8 +44,8 @@ class Retractor:
     def make_room(self) -> list[Request]:
         """Retract until every running row can grow, and a while longer. No result may be in flight.
 
-        The last row is retracted only if it holds duplicates of cached KV: alone it fits without them, since no
-        request is admitted that the whole pool cannot hold.
+        Pins give way when that is not enough. The last row is retracted only if it holds duplicates of cached KV:
+        alone it fits without them, since no request is admitted that the whole pool cannot hold.
         """
         admission = self._admission
         rows, leases = admission.rows, admission.leases
@@ -57,6 +59,8 @@ class Retractor:
                 break
             self.retract(request)
             retracted.append(request)
+        while not self._enough(after=False) and leases.pins.give_way(leases.page_size):
+            pass
         if retracted:
             left = rows.live()
             allowed = sum(request.max_new for request in left)

@@ -39,6 +39,8 @@ class Counters:
     requests_failed: int = 0
     requests_rejected: int = 0
     retractions: int = 0
+    preemptions: int = 0
+    """Of those, made for a request of higher priority."""
     retracted_input_tokens: int = 0
     retracted_output_tokens: int = 0
     forward_seconds: float = 0.0
@@ -104,6 +106,8 @@ class Gauges:
             "tokens_evictable": leases.cache.evictable,
             "tokens_in_flight": leases.in_flight,
             "evicted_tokens": leases.evicted_tokens,
+            "tokens_pinned": leases.pins.tokens,
+            "pins": len(leases.pins),
             "decode_sum_seq_lens": int(leases.launched.sum()),
             "utilization": rows.num_used / len(rows.requests),
             "cache_hit_rate": counters.cached_tokens / max(1, counters.prompt_tokens),

@@ -18,6 +18,8 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._deadlines: list[tuple[float, str, Request]] = []
+        self.version = 0
+        """Changes with every change of the queue."""
         self.num_retracted = 0
         """How many of them have run before."""
 
@@ -31,6 +33,7 @@ class WaitingQueue:
         return self._requests.get(request.rid) is request
 
     def add(self, request: Request) -> None:
+        self.version += 1
         self._requests[request.rid] = request
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.rid, request))
@@ -41,9 +44,11 @@ class WaitingQueue:
             self._requests[request.rid] = request
             self._requests.move_to_end(request.rid, last=False)
             self.num_retracted += 1
+        self.version += 1
 
     def remove(self, request: Request) -> None:
         del self._requests[request.rid]
+        self.version += 1
         self.num_retracted -= request.retractions > 0
 
     def expired(self, now: float) -> list[Request]:

@@ -77,7 +77,7 @@ def test_emptied_namespaces_leave_nothing_behind():
     for i in range(50):
         cache.insert(key([1, 2], str(i)), slots(2 * i, 2))
     cache.evict(100)
-    assert cache._roots == {}
+    assert cache.roots == {}
 
 
 def test_evicts_least_recently_used_first_and_only_what_is_needed():
