@@ -26,7 +26,11 @@ _RECIPIENT = re.compile(r"\bto=(\S+)")
 _CHANNEL_WORD = re.compile(r"\s*(analysis|commentary|final)\b")
 
 CHANNELS = ReasoningFormat(
-    (("<|channel|>analysis<|message|>", "<|end|>"),), trim=False, early=("<|channel|>final<|message|>",)
+    (("<|channel|>analysis<|message|>", "<|end|>"),),
+    forced=True,
+    trim=False,
+    ends=("<|end|><|start|>assistant",),
+    answers=("<|channel|>final<|message|>",),
 )
 """Thinking by channel: what a grammar and a prompt need to know of it. Reading is `read`'s business."""
 

@@ -39,10 +39,11 @@ class Emitter:
         self._parts.append(text)
 
     def _settle(self) -> None:
-        text = "".join(self._parts).replace(BREAK, "")
-        self._parts.clear()
-        if text:
-            self._events.append(self._kind(text))
+        if self._parts:
+            text = "".join(self._parts).replace(BREAK, "")
+            self._parts.clear()
+            if text:
+                self._events.append(self._kind(text))
 
     def add(self, name: str, arguments: str, call_id: str | None = None) -> None:
         self._settle()
@@ -216,9 +217,8 @@ class OutputParser:
     def _main(self) -> Wait[None]:
         reasoning = self._reasoning
         if self._channels:
-            yield from harmony.read(
-                self._source, self._content.emit, self._thought.emit, self._emitter if self._tool else None
-            )
+            calls = self._emitter if self._tool else None
+            yield from harmony.read(self._source, self._answered, self._thought_of, calls)
             return
         if reasoning is not None and reasoning.passed:
             self._content.emit(reasoning.begins[0])
@@ -231,12 +231,18 @@ class OutputParser:
         self._content.flush()
         self._thought.flush()
 
+    def _answered(self, text: str) -> None:
+        self.thinking = False
+        self._content.emit(text)
+
+    def _thought_of(self, text: str) -> None:
+        self.thinking = True
+        self._thought.emit(text)
+
     def _start(self, reasoning: ReasoningFormat) -> Wait[None]:
         """The thinking at the start, if there is any."""
-        opened = reasoning.opened_by(self._prompt)
-        if opened is None:
-            opened = reasoning.forced
-        elif not opened:
+        opened = reasoning.thinks(self._prompt)
+        if opened is False:
             self._content.lead = reasoning.trim
         begin = yield from self._source.ahead(reasoning.begins)
         if begin:

@@ -46,6 +46,10 @@ class Markers:
     def find(self, text: str, start: int) -> re.Match[str] | None:
         return self._search.search(text, start)
 
+    def may_begin(self, text: str, start: int) -> bool:
+        """Whether ``text[start:]`` holds any marker's first character."""
+        return self._firsts.search(text, start) is not None
+
     def undecided(self, text: str, start: int) -> int:
         """Where the longest end of ``text[start:]`` that a marker could still begin with starts; len(text) if none."""
         for match in self._firsts.finditer(text, max(start, len(text) - self._longest + 1)):
@@ -118,6 +122,14 @@ class Source:
     def until(self, wanted: Markers, sink: Callable[[str], object]) -> Wait[str | None]:
         """Give ``sink`` the text up to the first marker, which is read too and returned; None at the end."""
         while True:
+            if not wanted.may_begin(self.data, self.pos):
+                # Most pieces of most answers.
+                if self.pos < len(self.data):
+                    sink(self.data[self.pos :] if self.pos else self.data)
+                    self.pos = len(self.data)
+                if not (yield from self.more()):
+                    return None
+                continue
             found = wanted.find(self.data, self.pos)
             if found:
                 if found.start() > self.pos:

@@ -136,7 +136,7 @@ def _keys(value: object) -> list[str]:
 
 
 @pytest.mark.parametrize("family", sorted(families()))
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_other_names_values_and_scripts(family: str, data: st.DataObject) -> None:
     usable = [f for f in FIXTURES if f.family == family and f.expected is not None and f.id not in MISSES]

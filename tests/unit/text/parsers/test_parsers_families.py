@@ -67,7 +67,7 @@ def test_every_parser_has_a_writer() -> None:
 
 
 @pytest.mark.parametrize(("name", "write"), FORMS, ids=[n for n, _ in FORMS])
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(calls=calls, before=said, seed=st.integers(0, 99))
 def test_calls_come_back(name: str, write: Any, calls: list[Call], before: str, seed: int) -> None:
     if name in NO_NULL:

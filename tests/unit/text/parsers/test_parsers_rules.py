@@ -307,13 +307,18 @@ def test_other_ways_to_think(name: str, text: str, meant: object) -> None:
 
 def test_what_closes_the_thinking_is_known_to_a_grammar() -> None:
     assert reasoning_parser("qwen3").ends_at == ("</think>",)
-    assert "<|channel|>final<|message|>" in reasoning_parser("gpt-oss").ends_at
-    assert reasoning_parser("minimax-append-think").ends_at == ()
+    assert reasoning_parser("minimax-append-think").ends_at == ("</think>",)
+    assert reasoning_parser("gpt-oss").answer_at == ("<|channel|>final<|message|>",)
+    assert reasoning_parser("kimi_k3").answer_at == ("<|open|>response<|sep|>",)
+    assert reasoning_parser("qwen3").answer_at == ("</think>",)
     for name in reasoning_names():
         form: ReasoningFormat = reasoning_parser(name)
         assert form.opened_by("x" + form.begins[0] + "\n") is True
         assert form.opened_by("x" + form.pairs[0][1] + "\n\n") is False
         assert form.opened_by("x") is None
+        assert form.thinks("x" + form.pairs[0][1]) is False
+        assert form.thinks("x") is (form.forced or None)
+        assert form.ends_at
 
 
 def test_thinking_is_told_as_it_comes() -> None:

@@ -29,6 +29,9 @@ class ReasoningFormat:
     """A word behind the begin marker that is no part of the thinking."""
     passed: bool = False
     """Whether the thinking stays in the answer, markers and all."""
+    ends: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    """`ends_at` and `answer_at`, where they are not the end markers."""
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -36,8 +39,18 @@ class ReasoningFormat:
 
     @property
     def ends_at(self) -> tuple[str, ...]:
-        """The texts that close the thinking: a grammar starts behind the first of them."""
-        return () if self.passed else tuple(e for _, e in self.pairs) + self.early
+        """The texts that close the thinking: a grammar for calls starts behind the first of them."""
+        return self.ends or tuple(e for _, e in self.pairs)
+
+    @property
+    def answer_at(self) -> tuple[str, ...]:
+        """The texts that the answer's own text stands behind: a grammar for it starts at the first of them."""
+        return self.answers or self.ends_at
+
+    def thinks(self, prompt: str) -> bool | None:
+        """Whether the output begins with thinking; None if that is the model's choice, by writing a begin marker."""
+        opened = self.opened_by(prompt)
+        return (self.forced or None) if opened is None else opened
 
     def end_of(self, begin: str) -> str:
         return dict(self.pairs)[begin]
@@ -63,9 +76,10 @@ KIMI_K3 = ReasoningFormat(
     trim=False,
     early=("<|open|>response<|sep|>", "<|open|>tools<|sep|>"),
     noise=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>"),
+    answers=("<|open|>response<|sep|>",),
 )
 MINIMAX_M3 = ReasoningFormat((("<mm:think>", "</mm:think>"),))
-MINIMAX_APPEND = ReasoningFormat(passed=True)
+MINIMAX_APPEND = ReasoningFormat(passed=True, forced=True)
 MISTRAL = ReasoningFormat((("[THINK]", "[/THINK]"), *_THINK), again=True, trim=False)
 GRANITE = ReasoningFormat(
     (("Here is my thought process:", "Here is my response:"), *_THINK), noise=("<response>", "</response>")
@@ -76,4 +90,5 @@ COHERE = ReasoningFormat(
     (("<|START_THINKING|>", "<|END_THINKING|>"),),
     again=True,
     noise=("<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    answers=("<|START_TEXT|>", "<|START_RESPONSE|>"),
 )
