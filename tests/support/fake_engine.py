@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -61,6 +62,9 @@ class ByteTokenizer:
         return b"".join(bytes([i]) if i < 256 else tail.encode() for i in np.asarray(ids).tolist()).decode(
             "utf-8", "replace"
         )
+
+    def token_to_id(self, token: str) -> int | None:
+        return EOS if token == "<eos>" else None
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b"<eos>"
@@ -132,7 +136,27 @@ class _Job:
     tokens: list[int] = field(default_factory=list)
     said: str = ""
     held: str = ""
+    kept: str = ""
     reported: bool = False
+
+
+class ThinkingTemplate(PlainTemplate):
+    """Looks like that of a model that thinks (``<think>``) and calls tools in Hermes form; says what it was given."""
+
+    sources: ClassVar[dict[str, str]] = {"default": '{{ tools }} <tool_call>{"name" </think> enable_thinking'}
+
+    def __init__(self, opened: bool = False) -> None:
+        self.opened = opened
+        self.calls: list[dict[str, Any]] = []
+
+    def source(self) -> str:
+        return self.sources["default"]
+
+    def render(self, messages: list[dict[str, Any]], tools: Any = None, **kwargs: Any) -> str:  # type: ignore[override]
+        self.calls.append({"messages": messages, "tools": tools, **kwargs})
+        kwargs.pop("enable_thinking", None)
+        text = super().render([{**m, "content": m.get("content") or ""} for m in messages], **kwargs)
+        return text + ("<think>\n" if self.opened else "")
 
 
 class FakeEngine:
@@ -150,7 +174,7 @@ class FakeEngine:
         self.beats = True
         self.answers_aborts = True
         self.burst = 1
-        self.speak: str | None = None
+        self.speak: str | Callable[[bytes], str] | None = None
         self.faults: dict[str, Finish] = {}
         self.received: list[Any] = []
         self.aborted: list[str] = []
@@ -224,7 +248,8 @@ class FakeEngine:
                     self._end(message.rid, Finish(kind="error", message="the queue is full", status=503))
                     continue
                 prompt = bytes_to_ids(message.input_ids).tolist()
-                text = self.speak if self.speak is not None else text_for(prompt, message.sampling.seed)
+                speak = self.speak(bytes(t % 256 for t in prompt)) if callable(self.speak) else self.speak
+                text = speak if speak is not None else text_for(prompt, message.sampling.seed)
                 self._waiting[message.rid] = _Job(message, prompt, text, self._match(message.namespace, prompt))
             elif isinstance(message, Abort):
                 for rid in self.live if message.everything else message.rids:
@@ -329,30 +354,35 @@ class FakeEngine:
             return "", 0, self.faults[job.message.rid]
         if job.sent >= len(job.text):
             job.tokens.append(EOS)
-            return "", EOS, Finish(kind="stop", matched=EOS)
+            return job.kept, EOS, Finish(kind="stop", matched=EOS)
         char = job.text[job.sent]
         job.sent += 1
         token = char.encode()[0]
         job.tokens.append(token)
         job.said += char
+        text, job.kept = job.kept + char, ""
         for stop in sampling.stop:
             if job.said.endswith(stop):
-                # Text before the stop may have gone out one character at a time; fakes hold nothing back.
-                return (
-                    (char if sampling.no_stop_trim or len(stop) > 1 else ""),
-                    token,
-                    Finish(kind="stop", matched=stop),
-                )
+                shown = text if sampling.no_stop_trim else text[: len(text) - len(stop)]
+                return shown, token, Finish(kind="stop", matched=stop)
         if token in sampling.stop_token_ids:
-            return "", token, Finish(kind="stop", matched=token)
+            return text[:-1], token, Finish(kind="stop", matched=token)
         if len(job.tokens) >= sampling.max_new_tokens:
-            return char, token, Finish(kind="length")
-        return char, token, None
+            return text, token, Finish(kind="length")
+        held = max((_overlap(text, stop) for stop in sampling.stop), default=0)
+        if held:
+            text, job.kept = text[:-held], text[-held:]
+        return text, token, None
 
     def _end(self, rid: str, finish: Finish) -> None:
         self._outbox.put_nowait(
             TextBatch(rids=[rid], texts=[""], counts=ids_to_bytes([0]), tokens=b"", finishes={0: finish})
         )
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters at the end of ``text`` that may be the start of ``stop``."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def _logprobs(ids: list[int], spec: Any, first_is_none: bool) -> TopLogprobs:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ceiba.core.errors import CeibaError, Forbidden, NotFound, Unauthorized
-from ceiba.server.errors import send_error
+from ceiba.server.errors import path_of, send_error
 
 
 class Access(IntEnum):
@@ -75,10 +75,10 @@ class AuthMiddleware:
         if error is None:
             await self._app(scope, receive, send)
         else:
-            await send_error(send, error)
+            await send_error(send, error, path_of(scope))
 
     def _refusal(self, scope: Scope) -> CeibaError | None:
-        path = _route_path(scope)
+        path = path_of(scope)
         level = self._table.level(path)
         if level == Access.OPEN:
             return None
@@ -107,14 +107,6 @@ class AuthMiddleware:
         return Unauthorized(
             f"{path} {problem}: send 'Authorization: Bearer KEY' with the server's {flag}.", code="invalid_api_key"
         )
-
-
-def _route_path(scope: Scope) -> str:
-    """What the router will match: ``scope["path"]`` without the mount prefix."""
-    path, root = scope["path"], scope.get("root_path", "")
-    if root and path.startswith(root) and path[len(root) : len(root) + 1] in {"", "/"}:
-        return path[len(root) :] or "/"
-    return path
 
 
 def _bearer(scope: Scope) -> bytes | None:

@@ -6,13 +6,20 @@ a ``Delta`` per chunk for streams, the accumulated ``Choice`` at the end for who
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ceiba.core.messages import Finish, TopLogprobs, bytes_to_ids
 from ceiba.core.sampling import LogprobSpec
+from ceiba.server.output import OutputFormat
 from ceiba.server.request import Chunk, EngineRequest
+from ceiba.text.parsers.events import Answer, Arguments, CallEnd, CallStart, Content, Event
+from ceiba.text.parsers.events import join as join_events
+
+TAIL = 512
+"""Characters of a prompt's end that a parser looks at."""
 
 
 @dataclass(slots=True)
@@ -70,12 +77,28 @@ class Delta:
     """Nothing of this choice was reported before."""
     logprobs: Positions | None
     finish: Finish | None
+    events: list[Event] | None = None
+    """The text told apart, for requests that have an output format; it may lag behind ``text``."""
+
+    @property
+    def parts(self) -> list[Event]:
+        """The events, or the text as content where nothing is told apart."""
+        if self.events is not None:
+            return self.events
+        return [Content(self.text)] if self.text else []
 
 
 class Choice:
     """One choice as assembled so far. ``feed`` it every chunk, in order; a second finish is a bug and raises."""
 
-    def __init__(self, index: int, prompt: np.ndarray, spec: LogprobSpec) -> None:
+    def __init__(
+        self,
+        index: int,
+        prompt: np.ndarray,
+        spec: LogprobSpec,
+        output: OutputFormat | None = None,
+        prompt_text: str = "",
+    ) -> None:
         self.index = index
         self.prompt = prompt
         self.finish: Finish | None = None
@@ -88,6 +111,10 @@ class Choice:
         self._tokens: list[bytes] = []
         self._logprobs: list[Positions] = []
         self._prompt_logprobs: list[Positions] = []
+        self._output = output
+        self._parser = output.parser(prompt_text) if output is not None else None
+        self._events: list[Event] = []
+        self._answer: Answer | None = None
 
     def feed(self, chunk: Chunk) -> Delta:
         if self.finish is not None:
@@ -108,7 +135,19 @@ class Choice:
             self._add_prompt_logprobs(chunk.prompt_logprobs)
         first, self._started = not self._started, True
         self.finish = chunk.finish
-        return Delta(chunk.text, chunk.count, chunk.tokens, first, logprobs, chunk.finish)
+        events = self._parse(chunk) if self._parser is not None else None
+        return Delta(chunk.text, chunk.count, chunk.tokens, first, logprobs, chunk.finish, events)
+
+    def _parse(self, chunk: Chunk) -> list[Event]:
+        assert self._parser is not None
+        assert self._output is not None
+        events = self._parser.feed(chunk.text, bytes_to_ids(chunk.tokens).tolist() if chunk.count else ())
+        if chunk.finish is not None:
+            events += self._parser.finish()
+        if self._output.one_call:
+            events = [e for e in events if not (isinstance(e, CallStart | Arguments | CallEnd) and e.index > 0)]
+        self._events += events
+        return events
 
     def _add_prompt_logprobs(self, wire: TopLogprobs) -> None:
         start = max(self._spec.prompt_start, 0) + sum(len(p) for p in self._prompt_logprobs)
@@ -126,6 +165,34 @@ class Choice:
         return self._texts[0] if self._texts else ""
 
     @property
+    def answer(self) -> Answer:
+        """Thinking, answer and calls so far; for requests without an output format all text is answer."""
+        if self._parser is None:
+            return Answer(content=self.text)
+        if self._answer is None or self.finish is None:
+            self._answer = join_events(self._events)
+        return self._answer
+
+    @property
+    def called(self) -> bool:
+        """Whether a tool was called."""
+        return self._parser is not None and self._parser.called
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the thinking, its end marker included; where the marker cannot be found, in proportion to text."""
+        if self._output is None or not self.completion_tokens:
+            return 0
+        thought = self.answer.reasoning
+        if not thought:
+            return 0
+        tokens, end = self.token_ids, list(self._output.think_end_ids())
+        for at in range(len(tokens) - len(end) + 1) if end else ():
+            if tokens[at : at + len(end)] == end:
+                return at + len(end)
+        return round(self.completion_tokens * len(thought) / max(len(self.text), 1))
+
+    @property
     def token_ids(self) -> list[int]:
         return bytes_to_ids(b"".join(self._tokens)).tolist()
 
@@ -140,11 +207,15 @@ class Choice:
         return join(self._prompt_logprobs)
 
 
-def choices_of(request: EngineRequest, prompts: list[np.ndarray]) -> list[Choice]:
-    """Empty choices for a request whose prompts have been tokenized, in index order."""
+def choices_of(request: EngineRequest, prompts: list[np.ndarray], texts: Sequence[str] = ()) -> list[Choice]:
+    """Empty choices for a request whose prompts have been tokenized, in index order.
+
+    ``texts``: the prompts as they were rendered, where they are known; they say whether the model is thinking.
+    """
+    places = [position for position, entry in enumerate(request.inputs) for _ in range(entry.n)]
     return [
-        Choice(index, prompts[position], request.inputs[position].logprob)
-        for index, position in enumerate(i for i, entry in enumerate(request.inputs) for _ in range(entry.n))
+        Choice(i, prompts[at], request.inputs[at].logprob, request.output, texts[at][-TAIL:] if texts else "")
+        for i, at in enumerate(places)
     ]
 
 
@@ -155,6 +226,7 @@ class Totals:
     prompt: int
     completion: int
     cached: int
+    reasoning: int
 
 
 def totals(request: EngineRequest, choices: list[Choice]) -> Totals:
@@ -164,4 +236,5 @@ def totals(request: EngineRequest, choices: list[Choice]) -> Totals:
         prompt += choices[at].prompt_tokens
         cached += choices[at].cached_tokens
         at += entry.n
-    return Totals(prompt, sum(c.completion_tokens for c in choices), cached)
+    reasoning = sum(c.reasoning_tokens for c in choices) if request.output is not None else 0
+    return Totals(prompt, sum(c.completion_tokens for c in choices), cached, reasoning)

@@ -30,11 +30,13 @@ from ceiba.core.ports import FrontPort
 from ceiba.core.sampling import SamplingParams
 from ceiba.obs.logs import RequestLog
 from ceiba.obs.metrics import FrontMetrics
-from ceiba.server import validate
+from ceiba.server import thinking, validate
 from ceiba.server.choices import Choice, choices_of
 from ceiba.server.generation import Generation, failed, stopped
 from ceiba.server.health import Health, HealthMonitor
+from ceiba.server.output import choose_parsers, template_text
 from ceiba.server.request import ChatPrompt, Chunk, EngineRequest, Input, Template, TextPrompt, Tokenizer
+from ceiba.server.thinking import BoundedThinking
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,12 @@ class Front:
         """Tokens that a prompt and its answer may have together."""
         self.sampling_defaults = _defaults(config, sampling_defaults)
         """Native field -> value, for fields that a request leaves out."""
+        self.parsers = choose_parsers(
+            config.server.tool_call_parser,
+            config.server.reasoning_parser,
+            template_text(template),
+            tokenizer,
+        )
         self.metrics = metrics or FrontMetrics(False, config.model.name)
         self.monitor = HealthMonitor(config.launch.watchdog_timeout)
         self.started = time.time()
@@ -86,6 +94,7 @@ class Front:
         self._by_rid: dict[str, tuple[Generation, range]] = {}
         self._aborted: OrderedDict[str, None] = OrderedDict()
         self._serial = itertools.count(1)
+        self._bounded: dict[str, BoundedThinking] = {}
         self._controls: dict[int, asyncio.Future[Reply]] = {}
         self._receiver: asyncio.Task[None] | None = None
         self._probe: asyncio.Task[Health] | None = None
@@ -174,7 +183,7 @@ class Front:
         """Tokenize and send. Raises what is wrong with the prompts; returns at once if the reader has left."""
         request = generation.request
         try:
-            prompts = await self._tokenize(request)
+            prompts = await self._tokenize(generation)
             if generation.left or not generation.open:
                 generation.prompts = prompts
                 return
@@ -184,6 +193,7 @@ class Front:
                 validate.fit(entry, ids, request, self.capacity, self.config.server.allow_auto_truncate)
                 for entry, ids in zip(request.inputs, prompts, strict=True)
             ]
+            thinking.settle(request, generation.texts)
         except BaseException:
             self._retire(generation, "error")
             raise
@@ -204,7 +214,7 @@ class Front:
     async def collect(self, request: EngineRequest) -> list[Choice]:
         """Whole answers, in choice order."""
         async with await self.submit(request) as generation:
-            choices = choices_of(request, generation.prompts)
+            choices = choices_of(request, generation.prompts, generation.texts)
             async for chunk in generation:
                 choices[chunk.index].feed(chunk)
             return choices
@@ -334,14 +344,18 @@ class Front:
             raise BadRequest("the chat template rendered these messages to an empty prompt.", param="messages")
         return text
 
-    async def _tokenize(self, request: EngineRequest) -> list[np.ndarray]:
+    async def _tokenize(self, generation: Generation) -> list[np.ndarray]:
+        request = generation.request
+        generation.texts = [""] * len(request.inputs)
         prompts: list[np.ndarray | None] = []
         texts: dict[bool, list[tuple[int, str]]] = {}
         for position, entry in enumerate(request.inputs):
             prompt = entry.prompt
             if isinstance(prompt, ChatPrompt):
-                prompt = TextPrompt(await self.render(prompt), add_special_tokens=False)
+                text = await self.render(prompt)
+                prompt = TextPrompt(thinking.prepared(text, entry, request.output), add_special_tokens=False)
             if isinstance(prompt, TextPrompt):
+                generation.texts[position] = prompt.text
                 texts.setdefault(prompt.add_special_tokens, []).append((position, prompt.text))
                 prompts.append(None)
             else:
@@ -359,7 +373,7 @@ class Front:
         request, index = generation.request, 0
         namespace = request.namespace()
         drops: list[int] = []
-        for entry, ids in zip(request.inputs, generation.prompts, strict=True):
+        for entry, ids, text in zip(request.inputs, generation.prompts, generation.texts, strict=True):
             data = ids_to_bytes(ids)
             for k in range(entry.n):
                 if index not in generation.open:  # aborted while we tokenized
@@ -375,20 +389,23 @@ class Front:
                 wire_id = self._wire_id(request, entry, index, k)
                 generation.wire_ids.append(wire_id)
                 self._live[wire_id] = (generation, index)
-                self._port.to_scheduler(
-                    Generate(
-                        rid=wire_id,
-                        input_ids=data,
-                        sampling=sampling,
-                        logprob=entry.logprob,
-                        stream=request.stream,
-                        namespace=namespace,
-                        priority=request.priority,
-                        routing_key=request.routing_key,
-                        arrival=generation.arrival,
-                        queue_timeout=self.config.scheduler.queue_timeout,
-                    )
+                message = Generate(
+                    rid=wire_id,
+                    input_ids=data,
+                    sampling=sampling,
+                    logprob=entry.logprob,
+                    stream=request.stream,
+                    namespace=namespace,
+                    priority=request.priority,
+                    routing_key=request.routing_key,
+                    arrival=generation.arrival,
+                    queue_timeout=self.config.scheduler.queue_timeout,
                 )
+                bounded = thinking.bounded(message, entry, text, request.output)
+                if bounded is not None:
+                    self._bounded[wire_id] = bounded
+                    message = bounded.first()
+                self._port.to_scheduler(message)
                 index += 1
         generation.drops = frozenset(drops)
 
@@ -494,15 +511,34 @@ class Front:
             )
             if index in generation.drops:
                 chunk = _without_output(chunk)
+            if self._bounded and rid in self._bounded:
+                self._bound(rid, chunk, generation)
+                finish = chunk.finish
             if count and generation.request.stream:
                 self._observe(generation, index, count, now)
             if finish is not None:
-                del live[rid]
+                live.pop(rid, None)
+                self._bounded.pop(rid, None)
             if generation.said is not None:
                 generation.said[index].append(chunk.text)
             generation.push(chunk)
             if finish is not None:
                 self._ended(generation, chunk, finish)
+
+    def _bound(self, rid: str, chunk: Chunk, generation: Generation) -> None:
+        """Let a choice whose thinking has a limit go on with its answer, once its thinking is over."""
+        bounded = self._bounded[rid]
+        _, follow = bounded.after(chunk)
+        if follow is None:
+            return
+        if rid in self._aborted:
+            chunk.finish = Finish(kind="abort", message="aborted")
+            return
+        del self._bounded[rid], self._live[rid]
+        self._bounded[follow.rid] = bounded
+        self._live[follow.rid] = (generation, chunk.index)
+        generation.wire_ids[chunk.index] = follow.rid
+        self._port.to_scheduler(follow)
 
     def _observe(self, generation: Generation, index: int, count: int, now: float) -> None:
         if self.metrics.enabled and not generation.request.internal:
@@ -535,6 +571,7 @@ class Front:
             self._by_rid.pop(rid, None)
         for rid in generation.wire_ids:
             self._live.pop(rid, None)
+            self._bounded.pop(rid, None)
         if cut_short and generation.open and not generation.request.internal:
             seconds = time.monotonic() - generation.arrival
             for _ in generation.open:

@@ -39,13 +39,15 @@ def fault(finish: Finish) -> CeibaError:
 class Generation:
     """Made by ``Front.submit``. Use as ``async with``, so that leaving early aborts what still runs.
 
-    ``prompts`` are the token ids of each input, known once ``submit`` has returned. All methods belong to the event
+    ``prompts`` are the token ids of each input and ``texts`` their words, known once ``submit`` has returned. All methods belong to the event
     loop of the front.
     """
 
     def __init__(self, request: EngineRequest, leave: LeaveFn) -> None:
         self.request = request
         self.prompts: list[np.ndarray] = []
+        self.texts: list[str] = []
+        """Each prompt as text, "" for prompts given as ids."""
         self.arrival = time.monotonic()
         self.rids: tuple[str, ...] = ()
         self.wire_ids: list[str] = []

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ceiba.core import limits
 from ceiba.core.errors import BadRequest, CeibaError, TooLarge
-from ceiba.server.errors import send_error
+from ceiba.server.errors import path_of, send_error
 
 
 class LimitMiddleware:
@@ -34,10 +34,11 @@ class LimitMiddleware:
             await send_error(
                 send,
                 BadRequest(f"headers of {size} bytes; the limit is {self._max_header}.", param="headers"),
+                path_of(scope),
             )
             return
         if length > self._max_body:
-            await send_error(send, self._too_large(length))
+            await send_error(send, self._too_large(length), path_of(scope))
             return
         await self._app(scope, self._counted(receive), send)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ceiba.core.messages import Finish, TopLogprobs, Usage
 from ceiba.core.sampling import LogprobSpec, SamplingParams
+from ceiba.server.output import OutputFormat
 
 
 class Tokenizer(Protocol):
@@ -31,6 +32,9 @@ class Tokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for; not always whole UTF-8 characters."""
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of the token spelled so, None where there is none."""
 
 
 class Template(Protocol):
@@ -83,6 +87,8 @@ class Input:
     rid: str | None = None
     """Its own id, for batches whose caller names each prompt; else it goes by the request's."""
     length: LengthRule = "exact"
+    think_tokens: int | None = None
+    """Most tokens of thinking, where ``EngineRequest.output`` knows how this model thinks; the end is then forced."""
 
 
 @dataclass(slots=True)
@@ -99,6 +105,8 @@ class EngineRequest:
     routing_key: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
     """Native field name -> what this protocol calls it, so that an error names what the caller typed."""
+    output: OutputFormat | None = None
+    """How the text of a choice is told apart into thinking, answer and calls; None: all of it is answer."""
     internal: bool = False
     """A probe of our own: kept out of metrics and request logs."""
 

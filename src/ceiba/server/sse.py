@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -24,7 +24,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Shape(Protocol):
-    """One protocol's form of one request's answer. Called in order, from one task."""
+    """One protocol's form of one request's answer. Called in order, from one task. Inherit for the defaults."""
+
+    media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
+    """Of a streamed answer."""
 
     def opened(self, choices: list[Choice]) -> None:
         """The prompts are tokenized; ``choices`` are empty still."""
@@ -37,6 +40,10 @@ class Shape(Protocol):
 
     def whole(self) -> bytes:
         """The JSON body, when every choice has ended."""
+
+    def failure(self, error: CeibaError) -> bytes:
+        """What ends a stream that fails on its way."""
+        return b"data: " + errors.body(error) + b"\n\n" + DONE
 
 
 class Answer(Response):
@@ -56,20 +63,21 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher: asyncio.Task[None] | None = None
+        path = errors.path_of(scope)
         try:
             async with self._front.open(self._request) as generation:
                 watcher = asyncio.create_task(_watch(receive, generation))
                 await self._front.begin(generation)
                 if generation.left:
                     return
-                choices = choices_of(self._request, generation.prompts)
+                choices = choices_of(self._request, generation.prompts, generation.texts)
                 self._shape.opened(choices)
                 if self._request.stream:
                     await self._stream(generation, choices, send)
                 else:
                     await self._whole(generation, choices, send)
         except Exception as error:
-            await self._fail(errors.explain(error), send)
+            await self._fail(errors.explain(error), send, path)
         finally:
             if watcher is not None:
                 watcher.cancel()
@@ -98,7 +106,7 @@ class Answer(Response):
         if not self._started:
             self._started = True
             headers = [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"content-type", self._shape.media_type.encode()),
                 (b"cache-control", b"no-cache"),
                 (b"x-accel-buffering", b"no"),
                 *self._extra,
@@ -121,12 +129,22 @@ class Answer(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _fail(self, error: CeibaError, send: Send) -> None:
+    async def _fail(self, error: CeibaError, send: Send, path: str) -> None:
         if not self._started:
-            await errors.send_error(send, error)
+            await errors.send_error(send, error, path)
         elif self._request.stream:
-            event = b"data: " + errors.body(error) + b"\n\n" + DONE
+            event = self._shape.failure(error)
             await send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+async def collect(front: Front, request: EngineRequest, shape: Shape) -> bytes:
+    """The whole answer without a connection: for batches and requests that run in the background."""
+    async with await front.submit(request) as generation:
+        choices = choices_of(request, generation.prompts, generation.texts)
+        shape.opened(choices)
+        async for chunk in generation:
+            choices[chunk.index].feed(chunk)
+    return shape.whole()
 
 
 async def _watch(receive: Receive, generation: Generation) -> None:

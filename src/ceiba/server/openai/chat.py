@@ -11,31 +11,66 @@ from typing import Any
 import msgspec
 from starlette.datastructures import Headers
 
-from ceiba.core import limits
 from ceiba.core.errors import BadRequest
-from ceiba.core.messages import Finish
 from ceiba.core.sampling import LogprobSpec
 from ceiba.server.choices import Choice, Delta
+from ceiba.server.conversation import Chat, check_effort, conversation, engine_request, template_variables
 from ceiba.server.front import Front
 from ceiba.server.logprobs import TokenTexts, chat_entries
 from ceiba.server.openai import translate
 from ceiba.server.openai.schemas import REFUSED_CHAT, ChatRequest
 from ceiba.server.openai.usage import Usage
-from ceiba.server.request import ChatPrompt, EngineRequest, Input, LengthRule
-from ceiba.server.sse import DONE
+from ceiba.server.output import template_text
+from ceiba.server.request import EngineRequest, LengthRule
+from ceiba.server.sse import DONE, Shape
+from ceiba.text.parsers.events import Arguments, CallStart, Content, Event, Reasoning
+
+__all__ = ["ChatShape", "conversation", "finish_reason", "request_of", "template_variables", "unread_variables"]
 
 _encode = msgspec.json.Encoder().encode
-ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
-TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
-_OURS = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 
 
-def engine_request(body: ChatRequest, front: Front, headers: Headers) -> EngineRequest:
+def request_of(body: ChatRequest, front: Front, headers: Headers) -> EngineRequest:
     """Raises BadRequest naming the field that cannot be served."""
     translate.refuse(body, REFUSED_CHAT)
     translate.check_stream(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
+    longest, rule, names = _length(body, front)
+    check_effort(body.reasoning_effort, "reasoning_effort")
+    generate = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
+    _check_continuing(body, generate)
+    chat = Chat(
+        body.messages,
+        tools=body.tools or [],
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        parallel=body.parallel_tool_calls is not False,
+        effort=body.reasoning_effort,
+        think_tokens=body.thinking_budget,
+        separate=body.separate_reasoning,
+        variables=template_variables(body.chat_template_kwargs),
+        add_generation_prompt=generate,
+        continue_final=body.continue_final_message,
+        sampling=translate.sampling(body, front, front.capacity if longest is None else longest),
+        logprob=LogprobSpec(output=bool(body.logprobs), top=body.top_logprobs or 0),
+        n=1 if body.n is None else body.n,
+        length=rule,
+        names=names,
+    )
+    return engine_request(
+        chat,
+        front,
+        translate.rid(body, "chatcmpl"),
+        stream=bool(body.stream),
+        extra_key=body.extra_key,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+        routing_key=translate.routing_key(body.routing_key, headers),
+    )
+
+
+def _length(body: ChatRequest, front: Front) -> tuple[int | None, LengthRule, dict[str, str]]:
+    """The most tokens of the answer, how that meets the room, and what errors call the field."""
     longest = body.max_completion_tokens
     names = {**translate.NAMES, "max_new_tokens": "max_completion_tokens"}
     if longest is None:
@@ -45,120 +80,47 @@ def engine_request(body: ChatRequest, front: Front, headers: Headers) -> EngineR
     if longest is not None and longest < 1:
         name = names["max_new_tokens"]
         raise BadRequest(f"{name} is {longest}; it must be at least 1.", param=name)
-    rule: LengthRule = "exact"
-    if longest is None:
-        longest = front.sampling_defaults.get("max_new_tokens")
-        rule = "fill" if longest is None else "clamp"
-    entry = Input(
-        prompt=_prompt(body),
-        sampling=translate.sampling(body, front, front.capacity if longest is None else longest),
-        logprob=LogprobSpec(output=bool(body.logprobs), top=body.top_logprobs or 0),
-        n=1 if body.n is None else body.n,
-        length=rule,
-    )
-    return EngineRequest(
-        [entry],
-        rid=translate.rid(body, "chatcmpl"),
-        stream=bool(body.stream),
-        extra_key=body.extra_key,
-        cache_salt=body.cache_salt,
-        priority=body.priority,
-        routing_key=translate.routing_key(body.routing_key, headers),
-        names=names,
-    )
+    if longest is not None:
+        return longest, "exact", names
+    longest = front.sampling_defaults.get("max_new_tokens")
+    return longest, "fill" if longest is None else "clamp", names
 
 
-def conversation(messages: list[dict[str, Any]], **options: Any) -> ChatPrompt:
-    """Checked messages as a prompt; ``options`` are ``ChatPrompt``'s other fields."""
-    if not messages:
-        raise BadRequest("messages is empty: give at least one message.", param="messages")
-    if len(messages) > limits.MAX_MESSAGES:
-        raise BadRequest(f"{len(messages)} messages; the limit is {limits.MAX_MESSAGES}.", param="messages")
-    return ChatPrompt([_message(message, f"messages[{i}]") for i, message in enumerate(messages)], **options)
-
-
-def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
-    """``chat_template_kwargs`` as they go to the template. Raises BadRequest for those that are ours to set."""
-    for name in _OURS & (given or {}).keys():
-        raise BadRequest(f"chat_template_kwargs may not set {name}.", param=f"chat_template_kwargs.{name}")
-    return dict(given or {})
-
-
-def _prompt(body: ChatRequest) -> ChatPrompt:
-    generate = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
-    kwargs = template_variables(body.chat_template_kwargs)
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-    prompt = conversation(
-        body.messages,
-        add_generation_prompt=generate,
-        continue_final_message=body.continue_final_message,
-        kwargs=kwargs,
-    )
-    if body.continue_final_message:
-        if generate:
-            raise BadRequest(
-                "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
-            )
-        if prompt.messages[-1]["role"] != "assistant":
-            raise BadRequest(
-                "continue_final_message needs a last message from the assistant.", param="continue_final_message"
-            )
-    return prompt
-
-
-def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """A message that may go to the template, which knows what form its model wants. Media are refused here."""
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise BadRequest(f"{where}.role must be one of {', '.join(sorted(ROLES))}.", param=f"{where}.role")
-    content = message.get("content")
-    if content is None:
-        if role != "assistant":
-            raise BadRequest(f"{where}.content is missing.", param=f"{where}.content")
-    elif isinstance(content, list):
-        _check_parts(content, f"{where}.content")
-    elif not isinstance(content, str):
-        raise BadRequest(f"{where}.content must be a text or a list of parts.", param=f"{where}.content")
-    calls = message.get("tool_calls")
-    if calls is not None and not isinstance(calls, list):
-        raise BadRequest(f"{where}.tool_calls must be a list.", param=f"{where}.tool_calls")
-    return message
-
-
-def _check_parts(parts: list[Any], where: str) -> None:
-    if len(parts) > limits.MAX_CONTENT_PARTS:
-        raise BadRequest(f"{where} has {len(parts)} parts; the limit is {limits.MAX_CONTENT_PARTS}.", param=where)
-    for i, part in enumerate(parts):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in TEXT_PARTS:
-            raise BadRequest(
-                f"{where}[{i}]: part type {kind!r} is not available; this model takes parts of type text.",
-                param=f"{where}[{i}]",
-            )
-        if not isinstance(part.get("refusal" if kind == "refusal" else "text"), str):
-            raise BadRequest(f"{where}[{i}]: the part has no text.", param=f"{where}[{i}]")
+def _check_continuing(body: ChatRequest, generate: bool) -> None:
+    if not body.continue_final_message:
+        return
+    if generate:
+        raise BadRequest(
+            "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
+        )
+    if body.messages and body.messages[-1].get("role") != "assistant":
+        raise BadRequest(
+            "continue_final_message needs a last message from the assistant.", param="continue_final_message"
+        )
 
 
 def unread_variables(body: ChatRequest, front: Front) -> list[str]:
-    """Template variables that the request sets and the model's template never mentions: they were hints."""
-    source = getattr(front.template, "source", None)
+    """What the request sets for the model's template and the template never mentions: these were hints."""
+    text = template_text(front.template)
     given = [f"chat_template_kwargs.{name}" for name in body.chat_template_kwargs or {}]
-    if body.reasoning_effort is not None:
+    if body.reasoning_effort is not None and front.parsers.reasoning is None:
         given.append("reasoning_effort")
-    if source is None or not given:
+    if body.tools and body.tool_choice != "none":
+        given.append("tools")
+    if text is None or not given:
         return []
-    text = source()
     return [name for name in given if name.rpartition(".")[2] not in text]
 
 
-class ChatShape:
+class ChatShape(Shape):
     """Chat completion chunks, or one chat completion. Streamed events are joined from parts encoded once."""
 
     def __init__(self, body: ChatRequest, request: EngineRequest, front: Front, texts: TokenTexts) -> None:
         self._request = request
         self._texts = texts
         self._logprobs = bool(body.logprobs)
+        self._hold_reasoning = not body.stream_reasoning
+        self._held: dict[int, list[str]] = {}
         self._created = int(time.time())
         self._model = body.model or front.config.model.name
         self._usage = Usage(request, body.stream_options, front.config.server.enable_cache_report)
@@ -178,18 +140,46 @@ class ChatShape:
         if delta.first:
             role = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
             out.append(head + role + tail + b"}\n\n")
-        if delta.text or (delta.count and (finish is None or delta.logprobs is not None)):
+        logprobs = b"null"
+        if self._logprobs and delta.logprobs is not None:
+            logprobs = _encode({"content": chat_entries(delta.logprobs, self._texts), "refusal": None})
+        if delta.events is None:
+            if delta.text or (delta.count and (finish is None or delta.logprobs is not None)):
+                parts = [b'{"content":%b}' % _encode(delta.text)]
+            else:
+                parts = []
+        else:
+            parts = self._parts(choice, delta)
+            if not parts and logprobs != b"null":
+                parts = [b"{}"]
+        for part in parts:
+            out.append(b'%b%b,"logprobs":%b,"finish_reason":null}]%b}\n\n' % (head, part, logprobs, tail))
             logprobs = b"null"
-            if self._logprobs and delta.logprobs is not None:
-                logprobs = _encode({"content": chat_entries(delta.logprobs, self._texts), "refusal": None})
-            out.append(
-                b'%b{"content":%b},"logprobs":%b,"finish_reason":null}]%b}\n\n'
-                % (head, _encode(delta.text), logprobs, tail)
-            )
         if finish is not None:
-            reason, matched = finish_reason(finish)
+            reason, matched = finish_reason(choice)
             end = b'{},"logprobs":null,"finish_reason":%b,"matched_stop":%b}]' % (_encode(reason), _encode(matched))
             out.append(head + end + tail + b"}\n\n")
+
+    def _parts(self, choice: Choice, delta: Delta) -> list[bytes]:
+        """The delta objects for what was told apart."""
+        parts: list[bytes] = []
+        for event in delta.events or ():
+            if self._hold_reasoning:
+                held = self._held.setdefault(choice.index, [])
+                if isinstance(event, Reasoning):
+                    held.append(event.text)
+                    continue
+                parts += self._release(choice.index)
+            part = _delta(event)
+            if part is not None:
+                parts.append(_encode(part))
+        if delta.finish is not None:
+            parts += self._release(choice.index)
+        return parts
+
+    def _release(self, index: int) -> list[bytes]:
+        held = "".join(self._held.pop(index, ()))
+        return [_encode({"reasoning_content": held})] if held else []
 
     def closing(self, out: list[bytes]) -> None:
         if self._usage.at_end:
@@ -209,18 +199,51 @@ class ChatShape:
         )
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
-        assert choice.finish is not None
-        reason, matched = finish_reason(choice.finish)
+        reason, matched = finish_reason(choice)
         part = choice.logprobs if self._logprobs else None
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message_of(choice),
             "logprobs": None if part is None else {"content": chat_entries(part, self._texts), "refusal": None},
             "finish_reason": reason,
             "matched_stop": matched,
         }
 
 
-def finish_reason(finish: Finish) -> tuple[str, int | str | None]:
+def message_of(choice: Choice) -> dict[str, Any]:
+    """The assistant message: content is null where there are only calls."""
+    answer = choice.answer
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["content"] = answer.content or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
+    return message
+
+
+def _delta(event: Event) -> dict[str, Any] | None:
+    match event:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case CallStart(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case Arguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case _:
+            return None
+
+
+def finish_reason(choice: Choice) -> tuple[str, int | str | None]:
     """OpenAI's name of why a choice ended, and the stop that matched."""
+    finish = choice.finish
+    assert finish is not None
+    if finish.kind == "stop" and choice.called:
+        return "tool_calls", finish.matched
     return finish.kind, finish.matched

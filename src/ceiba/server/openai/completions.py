@@ -24,7 +24,7 @@ from ceiba.server.openai.chat import finish_reason
 from ceiba.server.openai.schemas import REFUSED_COMPLETION, CompletionRequest, Prompt
 from ceiba.server.openai.usage import Usage
 from ceiba.server.request import EngineRequest, Input, TextPrompt
-from ceiba.server.sse import DONE
+from ceiba.server.sse import DONE, Shape
 
 _encode = msgspec.json.Encoder().encode
 DEFAULT_MAX_TOKENS = 16
@@ -88,7 +88,7 @@ def engine_request(body: CompletionRequest, front: Front, headers: Headers) -> E
     )
 
 
-class CompletionShape:
+class CompletionShape(Shape):
     """Text completion chunks, or one text completion."""
 
     def __init__(self, body: CompletionRequest, request: EngineRequest, front: Front, texts: TokenTexts) -> None:
@@ -141,7 +141,7 @@ class CompletionShape:
         if finish is None:
             end = b"null"
         else:
-            reason, matched = finish_reason(finish)
+            reason, matched = finish_reason(choice)
             end = b'%b,"matched_stop":%b' % (_encode(reason), _encode(matched))
         out.append(
             b'%b%b,"logprobs":%b,"finish_reason":%b}]%b}\n\n'
@@ -172,7 +172,7 @@ class CompletionShape:
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         assert choice.finish is not None
-        reason, matched = finish_reason(choice.finish)
+        reason, matched = finish_reason(choice)
         echo = bool(self._body.echo)
         part = None
         if self._top is not None:

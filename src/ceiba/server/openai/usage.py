@@ -28,7 +28,7 @@ class Usage:
             "completion_tokens": sums.completion,
             "total_tokens": sums.prompt + sums.completion,
             "prompt_tokens_details": {"cached_tokens": sums.cached} if self._cache_report else None,
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": sums.reasoning},
         }
 
     def in_chunk(self, choices: list[Choice]) -> bytes:

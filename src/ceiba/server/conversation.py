@@ -1,0 +1,246 @@
+"""A conversation as every chat protocol means it: messages, tools, thinking and limits, made into one engine request.
+
+Owns what tools, tool choice, thinking and template variables mean. Protocols translate their fields into a ``Chat``;
+must never know their field names (they come with ``names``) or the form of an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ceiba.core import limits
+from ceiba.core.errors import BadRequest
+from ceiba.core.sampling import LogprobSpec, SamplingParams
+from ceiba.server.front import Front
+from ceiba.server.output import OutputFormat, template_text
+from ceiba.server.request import ChatPrompt, EngineRequest, Input, LengthRule
+
+ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
+TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
+_OURS = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+EFFORTS: dict[str, int | None] = {
+    "none": 0,
+    "minimal": 256,
+    "low": 1024,
+    "medium": 4096,
+    "high": 16384,
+    "xhigh": None,
+    "max": None,
+}
+"""Reasoning effort -> most tokens of thinking; None: only the answer's own limit."""
+
+
+@dataclass(slots=True)
+class Chat:
+    """One request of any chat protocol. ``tools`` are OpenAI tool objects."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    tool_choice: str | dict[str, Any] = "auto"
+    """``none``, ``auto``, ``required``, or OpenAI's object that names a function."""
+    parallel: bool = True
+    """Whether one answer may hold several calls."""
+    strict: bool = False
+    """Whether arguments must fit their schema even where a tool does not say so itself."""
+    effort: str | None = None
+    think_tokens: int | None = None
+    """Most tokens of thinking; wins over ``effort``."""
+    think: bool | None = None
+    """Whether to think at all; None: as the template does by itself."""
+    separate: bool = True
+    """Whether thinking is taken out of the answer."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final: bool = False
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    logprob: LogprobSpec = field(default_factory=LogprobSpec)
+    n: int = 1
+    length: LengthRule = "exact"
+    names: dict[str, str] = field(default_factory=dict)
+
+
+def engine_request(chat: Chat, front: Front, rid: str, **options: Any) -> EngineRequest:
+    """The request for the engine; ``options`` are ``EngineRequest``'s other fields. Raises BadRequest."""
+    choice = _choice(chat)
+    tools = check_tools(chat.tools, chat.names) if choice != "none" else []
+    output = front.parsers.output(tools, separate=chat.separate, one_call=not chat.parallel)
+    sampling, names = chat.sampling, dict(chat.names)
+    if tools:
+        sampling = _constrained(chat, choice, output, sampling, names)
+    elif choice not in {"none", "auto"}:
+        name = names.get("tool_choice", "tool_choice")
+        raise BadRequest(f"{name} asks for a call, but the request has no tools.", param=name)
+    if output is not None and output.needs_special_tokens:
+        sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
+    variables, budget = _thinking(chat, front)
+    prompt = conversation(
+        chat.messages,
+        tools=tools or None,
+        add_generation_prompt=chat.add_generation_prompt,
+        continue_final_message=chat.continue_final,
+        kwargs=variables,
+    )
+    if output is None or not output.think_end:
+        budget = None
+    entry = Input(prompt, sampling, chat.logprob, chat.n, length=chat.length, think_tokens=budget)
+    return EngineRequest([entry], rid=rid, output=output, names=names, **options)
+
+
+# ── messages ─────────────────────────────────────────────────────────────────
+
+
+def conversation(messages: list[dict[str, Any]], **options: Any) -> ChatPrompt:
+    """Checked messages as a prompt; ``options`` are ``ChatPrompt``'s other fields."""
+    if not messages:
+        raise BadRequest("messages is empty: give at least one message.", param="messages")
+    if len(messages) > limits.MAX_MESSAGES:
+        raise BadRequest(f"{len(messages)} messages; the limit is {limits.MAX_MESSAGES}.", param="messages")
+    return ChatPrompt([_message(message, f"messages[{i}]") for i, message in enumerate(messages)], **options)
+
+
+def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+    """``chat_template_kwargs`` as they go to the template. Raises BadRequest for those that are ours to set."""
+    for name in _OURS & (given or {}).keys():
+        raise BadRequest(f"chat_template_kwargs may not set {name}.", param=f"chat_template_kwargs.{name}")
+    return dict(given or {})
+
+
+def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """A message that may go to the template, which knows what form its model wants. Media are refused here."""
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise BadRequest(f"{where}.role must be one of {', '.join(sorted(ROLES))}.", param=f"{where}.role")
+    content = message.get("content")
+    if content is None:
+        if role != "assistant":
+            raise BadRequest(f"{where}.content is missing.", param=f"{where}.content")
+    elif isinstance(content, list):
+        _check_parts(content, f"{where}.content")
+    elif not isinstance(content, str):
+        raise BadRequest(f"{where}.content must be a text or a list of parts.", param=f"{where}.content")
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        raise BadRequest(f"{where}.tool_calls must be a list.", param=f"{where}.tool_calls")
+    if calls and len(calls) > limits.MAX_TOOLS:
+        raise BadRequest(
+            f"{where}.tool_calls has {len(calls)} calls; the limit is {limits.MAX_TOOLS}.", param=f"{where}.tool_calls"
+        )
+    return message
+
+
+def _check_parts(parts: list[Any], where: str) -> None:
+    if len(parts) > limits.MAX_CONTENT_PARTS:
+        raise BadRequest(f"{where} has {len(parts)} parts; the limit is {limits.MAX_CONTENT_PARTS}.", param=where)
+    for i, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in TEXT_PARTS:
+            raise BadRequest(
+                f"{where}[{i}]: part type {kind!r} is not available; this model takes parts of type text.",
+                param=f"{where}[{i}]",
+            )
+        if not isinstance(part.get("refusal" if kind == "refusal" else "text"), str):
+            raise BadRequest(f"{where}[{i}]: the part has no text.", param=f"{where}[{i}]")
+
+
+# ── tools ────────────────────────────────────────────────────────────────────
+
+
+def check_tools(tools: list[dict[str, Any]], names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Every tool is a function with a name, a description that is text and parameters that are an object."""
+    where = names.get("tools", "tools")
+    if len(tools) > limits.MAX_TOOLS:
+        raise BadRequest(f"{len(tools)} entries in {where}; the limit is {limits.MAX_TOOLS}.", param=where)
+    seen: set[str] = set()
+    for i, tool in enumerate(tools):
+        at = f"{where}[{i}]"
+        function = tool.get("function")
+        if tool.get("type", "function") != "function" or not isinstance(function, dict):
+            raise BadRequest(f"{at}: only tools of type function are available.", param=f"{at}.type")
+        name = function.get("name")
+        if not isinstance(name, str) or not name or len(name) > limits.MAX_TOOL_NAME_CHARS or not name.isprintable():
+            raise BadRequest(
+                f"{at}: a name of 1..{limits.MAX_TOOL_NAME_CHARS} printable characters is needed.", param=f"{at}.name"
+            )
+        if name in seen:
+            raise BadRequest(f"{at}: a tool called {name!r} is given twice.", param=f"{at}.name")
+        seen.add(name)
+        if not isinstance(function.get("description", ""), str | None):
+            raise BadRequest(f"{at}: the description must be a text.", param=f"{at}.description")
+        parameters = function.get("parameters")
+        if parameters is not None and not isinstance(parameters, dict):
+            raise BadRequest(f"{at}: parameters must be a JSON schema (an object).", param=f"{at}.parameters")
+    return tools
+
+
+def _choice(chat: Chat) -> str:
+    """``none``, ``auto``, ``required`` or the name of the one function to call."""
+    name = chat.names.get("tool_choice", "tool_choice")
+    choice = chat.tool_choice
+    if isinstance(choice, dict):
+        function = choice.get("function", choice)
+        named = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(named, str) or choice.get("type", "function") != "function":
+            raise BadRequest(f'{name} must be none, auto, required or {{"type": "function", …}}.', param=name)
+        if named not in {tool.get("function", {}).get("name") for tool in chat.tools if isinstance(tool, dict)}:
+            raise BadRequest(f"{name} names {named!r}, which is not among the tools of the request.", param=name)
+        return named
+    if choice not in {"none", "auto", "required"}:
+        raise BadRequest(f"{name} is {choice[:50]!r}; it must be none, auto, required or name a function.", param=name)
+    return choice
+
+
+def _constrained(
+    chat: Chat, choice: str, output: OutputFormat | None, sampling: SamplingParams, names: dict[str, str]
+) -> SamplingParams:
+    """With the grammar that holds calls to their form, where one is asked for."""
+    assert output is not None
+    assert output.tool is not None
+    wanted: str | dict[str, Any] = choice if choice in {"auto", "required"} else {"name": choice}
+    found = output.tool.constraint(wanted, parallel=chat.parallel, strict=chat.strict)
+    if found is None:
+        return sampling
+    if sampling.constrained:
+        raise BadRequest(
+            "a response format and forced or strict tool calls exclude each other: use tool_choice auto without "
+            "strict tools, or no response format.",
+            param=names.get("tool_choice", "tool_choice"),
+        )
+    reason = "tools" if choice == "auto" else "tool_choice"
+    names["structural_tag"] = names.get(reason, reason)
+    return msgspec.structs.replace(sampling, structural_tag=msgspec.json.encode(found).decode())
+
+
+# ── thinking ─────────────────────────────────────────────────────────────────
+
+
+def check_effort(effort: str | None, name: str) -> None:
+    if effort is not None and effort not in EFFORTS:
+        raise BadRequest(f"{name} is {effort[:50]!r}; it must be one of {', '.join(EFFORTS)}.", param=name)
+
+
+def _thinking(chat: Chat, front: Front) -> tuple[dict[str, Any], int | None]:
+    """Template variables, and the most tokens of thinking (None: no limit of its own)."""
+    variables = dict(chat.variables)
+    source = template_text(front.template)
+    think = chat.think
+    budget = chat.think_tokens
+    if chat.effort is not None:
+        variables.setdefault("reasoning_effort", chat.effort)
+        if budget is None:
+            budget = EFFORTS[chat.effort]
+        if chat.effort == "none" and think is None:
+            think = False
+    if budget is not None and budget < 0:
+        name = chat.names.get("think_tokens", "thinking_budget")
+        raise BadRequest(f"{name} is {budget}; it must be at least 0.", param=name)
+    if think is not None:
+        for name in ("enable_thinking", "thinking"):
+            if source is None or name in source:
+                variables.setdefault(name, think)
+    if think is False and budget is None:
+        budget = 0
+    return variables, budget
