@@ -292,7 +292,7 @@ def ready_text(config: Config, front: Front, port: int) -> str:
     question = "What is the capital of France?"
     body: dict[str, object]
     if front.template is not None:
-        path, body = "/v1/chat/completions", {"messages": [{"role": "user", "content": question}]}
+        path, body = "/v1/chat/completions", {"messages": [{"role": "user", "content": question}], "max_tokens": 64}
     else:
         path, body = "/v1/completions", {"prompt": "The capital of France is", "max_tokens": 16}
     data = json.dumps({"model": config.model.name, **body, "temperature": 0})
