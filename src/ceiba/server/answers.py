@@ -31,7 +31,7 @@ class PromptDetails(Answer):
 
 
 class CompletionDetails(Answer):
-    reasoning_tokens: Annotated[int, Meta(description="0: without a reasoning parser all tokens are content.")]
+    reasoning_tokens: Annotated[int, Meta(description="Tokens of thinking; 0 without --reasoning-parser.")]
 
 
 class UsageAnswer(Answer):
@@ -60,17 +60,31 @@ class ChatLogprobs(Answer):
 
 
 Matched = Annotated[int | str | None, Meta(description="The stop string or token id that ended the choice.")]
-Reason = Annotated[str | None, Meta(description="`stop`, `length` or `abort`; null while the choice goes on.")]
+Reason = Annotated[str | None, Meta(description="`stop`, `length`, `tool_calls` or `abort`; null before the end.")]
 Index = Annotated[int, Meta(description="Number of the choice.")]
 Id = Annotated[str, Meta(description="The request's id; /abort_request takes it.")]
 Created = Annotated[int, Meta(description="Unix time of the request.")]
 Model = Annotated[str, Meta(description="The model name that the request gave.")]
 
 
+class FunctionAnswer(Answer):
+    arguments: Annotated[str, Meta(description="JSON text of an object; in a stream text to append.")]
+    name: Annotated[str | None, Meta(description="The function; in a stream only in a call's first chunk.")] = None
+
+
+class ToolCallAnswer(Answer):
+    function: Annotated[FunctionAnswer, Meta(description="What to call with what.")]
+    id: Annotated[str | None, Meta(description="Id of the call; in a stream only in its first chunk.")] = None
+    type: Annotated[str | None, Meta(description="`function`.")] = None
+    index: Annotated[int | None, Meta(description="In a stream: which call.")] = None
+
+
 class ChatMessage(Answer):
     role: Annotated[str, Meta(description="`assistant`.")]
-    content: Annotated[str, Meta(description="The answer.")]
+    content: Annotated[str | None, Meta(description="The answer; null where there are only calls.")]
     refusal: Annotated[None, Meta(description="Always null.")] = None
+    reasoning_content: Annotated[str | None, Meta(description="The thinking, with --reasoning-parser.")] = None
+    tool_calls: Annotated[list[ToolCallAnswer] | None, Meta(description="Calls of the request's tools.")] = None
 
 
 class ChatChoice(Answer):
@@ -93,6 +107,8 @@ class ChatCompletion(Answer):
 class ChatDelta(Answer):
     role: Annotated[str | None, Meta(description="In the first chunk of a choice.")] = None
     content: Annotated[str | None, Meta(description="Text to append.")] = None
+    reasoning_content: Annotated[str | None, Meta(description="Thinking to append.")] = None
+    tool_calls: Annotated[list[ToolCallAnswer] | None, Meta(description="A call, or more of its arguments.")] = None
 
 
 class ChatChunkChoice(Answer):

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Path, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import ceiba
+from ceiba import ui
 from ceiba.config.records import Config
 from ceiba.core.errors import NotFound
 from ceiba.obs.metrics import FrontMetrics
@@ -58,6 +59,7 @@ def create_app(front: Front, config: Config | None = None) -> FastAPI:
     _state(routes, front)
     _admin(routes, front)
     _unavailable(routes)
+    _pages(routes, with_ui=not config.server.disable_ui)
     for path in ("/openapi.json", "/docs", "/docs/oauth2-redirect"):
         routes.table.declare(path, Access.USER)
     for route in app.routes:  # whatever else the framework may add stays closed
@@ -100,6 +102,11 @@ class Routes:
                 operation_id=f"{method.lower()}_{name}",
             )
 
+    def add_page(self, path: str, handler: Handler) -> None:
+        """Something for browsers: public, GET and HEAD, and no part of the document."""
+        self.table.declare(path, Access.OPEN)
+        self._app.add_route(path, handler, methods=["GET"], include_in_schema=False)
+
     def add_refusal(self, path: str, methods: tuple[str, ...], level: Access, handler: Handler) -> None:
         """A known route that does not work here; it is closed like the others, and no part of the document."""
         self.table.declare(path, level)
@@ -119,7 +126,7 @@ def _inference(routes: Routes, front: Front) -> None:
 
     async def chat_completions(request: Request) -> Response:
         body = await read(request, schemas.ChatRequest)
-        wanted = chat.engine_request(body, front, request.headers)
+        wanted = chat.request_of(body, front, request.headers)
         return Answer(front, wanted, chat.ChatShape(body, wanted, front, texts), _chat_hints(body, front))
 
     async def text_completions(request: Request) -> Response:
@@ -252,6 +259,30 @@ def _admin(routes: Routes, front: Front) -> None:
 def _unavailable(routes: Routes) -> None:
     for path, methods, level, reason in unavailable.ROUTES:
         routes.add_refusal(path, methods, level, _bound(reason))
+
+
+def _pages(routes: Routes, with_ui: bool) -> None:
+    """What stands at ``/``: the page for browsers, Ollama's plain text for everyone else; its files under /ui."""
+
+    def answer(found: ui.Asset, request: Request) -> Response:
+        if request.headers.get("if-none-match") == found.headers["etag"]:
+            return Response(status_code=304, headers=found.headers)
+        return Response(found.data, media_type=found.media_type, headers=found.headers)
+
+    async def root(request: Request) -> Response:
+        if with_ui and ui.wants_page(request.headers.get("accept", "")):
+            return answer(ui.page(), request)
+        return Response(ui.PROBE, media_type="text/plain; charset=utf-8", headers={"vary": "accept"})
+
+    async def file(request: Request) -> Response:
+        found = ui.asset(request.path_params["name"])
+        if found is None:
+            raise NotFound(f"no such file: {request.url.path}", code="unknown_route")
+        return answer(found, request)
+
+    routes.add_page("/", root)
+    if with_ui:
+        routes.add_page("/ui/{name}", file)
 
 
 def _bound(reason: str) -> Handler:

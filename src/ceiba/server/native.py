@@ -18,8 +18,9 @@ from ceiba.core import limits
 from ceiba.core.errors import BadRequest
 from ceiba.core.messages import Finish
 from ceiba.core.sampling import LogprobSpec, SamplingParams
-from ceiba.server import validate
+from ceiba.server import structured, validate
 from ceiba.server.choices import Choice, Delta
+from ceiba.server.conversation import conversation, template_variables
 from ceiba.server.front import Front
 from ceiba.server.logprobs import TokenTexts, native_fixed, native_pairs, native_top
 from ceiba.server.native_schemas import (
@@ -30,11 +31,10 @@ from ceiba.server.native_schemas import (
     SamplingFields,
     TokenizeRequest,
 )
-from ceiba.server.openai.chat import conversation, template_variables
 from ceiba.server.openai.completions import prompts_of
 from ceiba.server.openai.translate import bias, fold_seed, refuse, routing_key, strings
 from ceiba.server.request import EngineRequest, Input, TextPrompt
-from ceiba.server.sse import DONE
+from ceiba.server.sse import DONE, Shape
 
 _encode = msgspec.json.Encoder().encode
 T = TypeVar("T")
@@ -128,10 +128,11 @@ def sampling_of(fields: SamplingFields, front: Front) -> SamplingParams:
         raise BadRequest("seed and sampling_seed differ: send one of them.", param="sampling_seed")
     if seed is not None:
         values["seed"] = fold_seed(seed, "sampling_seed")
+    values.update(structured.sampling_fields(fields, front))
     return SamplingParams(**values)
 
 
-class GenerateShape:
+class GenerateShape(Shape):
     """Native events (each the whole answer so far of one choice), or one object, or a list of them."""
 
     def __init__(

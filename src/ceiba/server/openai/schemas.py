@@ -93,13 +93,19 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     routing_key: Annotated[
         str | None, Meta(description="Groups requests for routing; also header x-smg-routing-key (extension).")
     ] = None
-    regex: Annotated[Any, Meta(description="Refused: structured output is not available yet.")] = None
-    ebnf: Annotated[Any, Meta(description="Refused: structured output is not available yet.")] = None
-    json_schema: Annotated[Any, Meta(description="Refused: structured output is not available yet.")] = None
-    structural_tag: Annotated[Any, Meta(description="Refused: structured output is not available yet.")] = None
     response_format: Annotated[
-        Any, Meta(description='`{"type": "text"}`; other types are refused: structured output is not available yet.')
+        dict[str, Any] | None,
+        Meta(description="`text`, `json_object`, `json_schema` or `structural_tag`: the shape of the answer."),
     ] = None
+    json_schema: Annotated[
+        str | dict[str, Any] | bool | None, Meta(description="The answer is JSON that satisfies this (extension).")
+    ] = None
+    regex: Annotated[str | None, Meta(description="The answer matches this expression (extension).")] = None
+    ebnf: Annotated[str | None, Meta(description="The answer follows this grammar (extension).")] = None
+    structural_tag: Annotated[
+        str | dict[str, Any] | None, Meta(description="Free text whose marked parts have a shape (extension).")
+    ] = None
+    choice: Annotated[list[str] | None, Meta(description="The answer is one of these (extension).")] = None
     lora_path: Annotated[Any, Meta(description="Refused: LoRA adapters are not available yet.")] = None
     session_params: Annotated[Any, Meta(description="Refused: sessions are not available yet.")] = None
     custom_logit_processor: Annotated[Any, Meta(description="Refused: code from a request is never executed here.")] = (
@@ -169,12 +175,23 @@ class ChatRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Meta(description="Variables for the chat template, and nothing else (extension).")
     ] = None
-    reasoning_effort: Annotated[str | None, Meta(description="Given to the template as `reasoning_effort`.")] = None
+    reasoning_effort: Annotated[
+        str | None,
+        Meta(
+            description="`none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`: given to the template, and with "
+            "--reasoning-parser a limit on the tokens of thinking (0, 256, 1024, 4096, 16384, none, none)."
+        ),
+    ] = None
+    thinking_budget: Annotated[
+        int | None,
+        Meta(description="Most tokens of thinking, with --reasoning-parser; wins over the effort (extension)."),
+    ] = None
     separate_reasoning: Annotated[
-        bool, Meta(description="Hint: without a reasoning parser all text is content (extension).")
+        bool,
+        Meta(description="With --reasoning-parser: thinking goes to `reasoning_content`. Default true (extension)."),
     ] = True
     stream_reasoning: Annotated[
-        bool, Meta(description="Hint: without a reasoning parser all text is content (extension).")
+        bool, Meta(description="Stream thinking as it comes, else in one piece. Default true (extension).")
     ] = True
     metadata: Annotated[dict[str, Any] | None, Meta(description="Hint: has no effect here.")] = None
     store: Annotated[bool | None, Meta(description="false or absent: nothing is stored here; true is refused.")] = None
@@ -185,11 +202,21 @@ class ChatRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: Annotated[str | None, Meta(description="Hint: has no effect here.")] = None
     verbosity: Annotated[Any, Meta(description="`medium` or absent; others are refused.")] = None
     modalities: Annotated[Any, Meta(description='`["text"]` or absent; others are refused.')] = None
-    tools: Annotated[Any, Meta(description="Refused unless empty: tool calls are not available yet.")] = None
-    tool_choice: Annotated[Any, Meta(description="`none` or `auto` without tools; others are refused.")] = None
-    parallel_tool_calls: Annotated[bool | None, Meta(description="Hint: there are no tool calls yet.")] = None
-    functions: Annotated[Any, Meta(description="Refused: tool calls are not available yet.")] = None
-    function_call: Annotated[Any, Meta(description="`none` or absent: tool calls are not available yet.")] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None,
+        Meta(description="Functions that the model may call: `{type: function, function: {name, parameters, …}}`."),
+    ] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None,
+        Meta(description="`none`, `auto` (default), `required`, or `{type: function, function: {name}}`."),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="false: at most one call per answer. Default true.")
+    ] = None
+    functions: Annotated[Any, Meta(description="Refused: the older form; send `tools`.")] = None
+    function_call: Annotated[Any, Meta(description="`none` or absent; send `tool_choice`.")] = None
+    moderation: Annotated[Any, Meta(description="Refused: this server moderates nothing.")] = None
+    prompt_cache_options: Annotated[Any, Meta(description="Hint: prefixes are cached without it.")] = None
     audio: Annotated[Any, Meta(description="Refused: audio is not available.")] = None
     web_search_options: Annotated[Any, Meta(description="Refused: this server searches nothing.")] = None
 
@@ -216,16 +243,9 @@ class CompletionRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     prompt_embeds: Annotated[Any, Meta(description="Refused: embeddings as input are not available.")] = None
 
 
-_STRUCTURED = "structured output is not available yet"
-_TOOLS = "tool calls are not available yet"
 _PD = "prefill/decode separation is not available yet"
 REFUSED_COMMON: dict[str, tuple[str, tuple[Any, ...]]] = {
     # field: why it is refused, and the values that change nothing (besides null, false and empty)
-    "regex": (_STRUCTURED, ()),
-    "ebnf": (_STRUCTURED, ()),
-    "json_schema": (_STRUCTURED, ()),
-    "structural_tag": (_STRUCTURED, ()),
-    "response_format": (_STRUCTURED, ({"type": "text"},)),
     "lora_path": ("LoRA adapters are not available yet", ()),
     "session_params": ("sessions are not available yet", ()),
     "custom_logit_processor": ("code from a request is never executed here; use logit_bias", ()),
@@ -238,10 +258,9 @@ REFUSED_COMMON: dict[str, tuple[str, tuple[Any, ...]]] = {
     "data_parallel_rank": ("there is one replica", (0,)),
 }
 REFUSED_CHAT = REFUSED_COMMON | {
-    "tools": (_TOOLS, ()),
-    "tool_choice": (_TOOLS, ("none", "auto")),
-    "functions": (_TOOLS, ()),
-    "function_call": (_TOOLS, ("none", "auto")),
+    "functions": ("the older form is not available: send tools", ()),
+    "function_call": ("the older form is not available: send tool_choice", ("none", "auto")),
+    "moderation": ("this server moderates nothing", ()),
     "audio": ("audio is not available", ()),
     "modalities": ('only ["text"] is available', (["text"],)),
     "web_search_options": ("this server searches nothing", ()),
@@ -259,7 +278,7 @@ HINTS = (
     "prediction",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "prompt_cache_options",
     "safety_identifier",
-    "parallel_tool_calls",
 )
 """Fields that are advice by nature. Those a request gave are named in the response header ``x-ceiba-hints``."""
