@@ -112,6 +112,7 @@ class ServerConfig(Record, frozen=True, kw_only=True):
     reasoning_parser: str | None = None
     timeout_keep_alive: int = 5
     skip_server_warmup: bool = False
+    disable_ui: bool = False
     weight_version: str = "default"
 
 

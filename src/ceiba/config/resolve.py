@@ -422,6 +422,7 @@ def _server(work: _Work) -> ServerConfig:
         reasoning_parser=flags.get("reasoning_parser"),
         timeout_keep_alive=keep_alive,
         skip_server_warmup=flags.get("skip_server_warmup"),
+        disable_ui=flags.get("disable_ui"),
         weight_version=flags.get("weight_version"),
     )
 
