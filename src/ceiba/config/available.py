@@ -6,13 +6,20 @@ from __future__ import annotations
 
 from typing import Final
 
-POLICIES: Final = ("fcfs", "lpm")
+POLICIES: Final = (
+    "fcfs", "lof", "random", "routing-key", "priority", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first",
+)  # fmt: skip
 CACHE_AWARE_POLICIES: Final = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
-"""Policies that look into the prefix tree, existing or to come."""
-PRIORITY_POLICIES: Final = ("fcfs", "lof")
+"""Policies that look into the prefix tree."""
+PRIORITY_POLICIES: Final = ("fcfs", "lof", "priority")
 """Policies that priorities go with."""
-EVICTION_POLICIES: Final = ("lru",)
-RETRACTION_POLICIES: Final = ("length",)
+EVICTION_POLICIES: Final = ("lru", "lfu", "slru", "priority", "tlru")
+EVICTION_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "slru": ("protected_hits",),
+    "tlru": ("threshold", "next_prompt"),
+}
+"""Eviction policy -> what --radix-eviction-policy-config may set."""
+RETRACTION_POLICIES: Final = ("length", "priority")
 ATTENTION_BACKENDS: Final[dict[str, tuple[str, ...]]] = {
     "cpu": ("cpu",),
     "torch_native": ("cpu", "cuda", "hip", "mps", "xpu"),
@@ -24,7 +31,7 @@ LOAD_FORMATS: Final = ("auto", "safetensors", "gguf", "dummy")
 QUANTIZATIONS: Final = ("gguf",)
 KV_CACHE_DTYPES: Final = ("auto", "bf16", "bfloat16")
 SAMPLING_BACKENDS: Final = ("pytorch",)
-GRAMMAR_BACKENDS: Final = ("none",)
+GRAMMAR_BACKENDS: Final = ("xgrammar", "llguidance", "outlines", "none")
 GRAPH_BACKENDS: Final = ("disabled",)
 """CUDA graph modes the runner can capture; ``full`` (decode) and ``breakable`` (prefill) are preferred once here."""
 MODEL_IMPLS: Final = ("auto",)

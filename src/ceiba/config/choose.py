@@ -4,12 +4,19 @@ Pure functions; each returns its reason or raises a ConfigError that lists what 
 
 from __future__ import annotations
 
-from typing import Final, NoReturn
+from typing import Final, Literal, NoReturn
 
-from ceiba.config.available import ATTENTION_ALIASES, ATTENTION_BACKENDS, CACHE_AWARE_POLICIES, PRIORITY_POLICIES
+from ceiba.config.available import (
+    ATTENTION_ALIASES,
+    ATTENTION_BACKENDS,
+    CACHE_AWARE_POLICIES,
+    EVICTION_OPTIONS,
+    PRIORITY_POLICIES,
+)
 from ceiba.config.flags import Flags
 from ceiba.config.records import DeviceFacts
 from ceiba.core.errors import ConfigError
+from ceiba.core.tenants import key_digest
 
 CPU_KERNELS: Final = "ceiba-cpu-kernels"
 """Stands in ``DeviceFacts.packages`` where the compiled CPU kernels are installed."""
@@ -81,12 +88,13 @@ def attention_obstacle(name: str, device: DeviceFacts) -> str | None:
 
 
 def schedule_policy(policy: str, *, cache: bool, priority: bool) -> tuple[str, str | None]:
-    """(policy, line for the log or None). Raises ConfigError for pairs that cannot work together."""
+    """(policy, line for the log or None). Raises ConfigError for pairs that cannot work together. Policy ``priority``
+    is fcfs with ``priority`` on, which is the caller's to set."""
     if priority and policy not in PRIORITY_POLICIES:
         refuse(
             "--enable-priority-scheduling",
             f"--enable-priority-scheduling with --schedule-policy {policy}: priorities go with "
-            f"{' and '.join(PRIORITY_POLICIES)} only. Change one of them.",
+            "fcfs and lof only. Change one of them.",
         )
     if policy == "priority":
         return "fcfs", "--schedule-policy priority is fcfs with priorities on."
@@ -103,16 +111,71 @@ def schedule_policy(policy: str, *, cache: bool, priority: bool) -> tuple[str, s
     )
 
 
-def overlap_allowed(device: DeviceFacts, disabled: bool, between_prefills: bool = False) -> tuple[bool, str | None]:
-    """(whether steps overlap, line for the log or None). ``between_prefills``: wanted off between two prefills, which
-    turns it off everywhere, since the loop has one depth for all steps."""
+def overlap_allowed(device: DeviceFacts, disabled: bool) -> tuple[bool, str | None]:
+    """(whether steps overlap, line for the log or None)."""
     if disabled:
         return False, None
-    if between_prefills:
-        return False, "overlap off between all steps, not only prefills: DISABLE_CONSECUTIVE_PREFILL_OVERLAP is set."
     if device.kind == "mps":
         return False, "overlap off: it does not work on Apple MPS."
     return True, None
+
+
+GRAMMAR_PACKAGES: Final[dict[str, str]] = {"xgrammar": "xgrammar", "outlines": "outlines_core"}
+"""Grammar backend -> the optional package behind it; llguidance is always installed."""
+
+
+def grammar_backend(asked: str | None, packages: tuple[str, ...]) -> str:
+    """--grammar-backend, with its default decided. Raises ConfigError for one that is not installed."""
+    if asked is None:
+        return "xgrammar" if "xgrammar" in packages else "llguidance"
+    package = GRAMMAR_PACKAGES.get(asked)
+    if package is not None and package not in packages:
+        refuse(
+            "--grammar-backend",
+            f"--grammar-backend {asked}: {package.replace('_', '-')} is not installed. Instead: pip install 'ceiba["
+            f"{asked}]', or --grammar-backend llguidance.",
+        )
+    return asked
+
+
+def fair_share(flags: Flags, priority: bool) -> tuple[Literal["off", "routing-key", "api-key"], dict[str, float]]:
+    """(what tells tenants apart, tenant -> weight). API keys are replaced by their digests here and nowhere kept."""
+    kind, given = flags.get("fair_share"), flags.get("fair_share_weights")
+    if kind == "off":
+        if given is not None:
+            refuse("--fair-share-weights", "--fair-share-weights changes nothing without --fair-share.")
+        return "off", {}
+    if priority:
+        refuse(
+            "--fair-share",
+            f"--fair-share {kind} with priorities: a high priority would take more than its tenant's share. "
+            "Give one of them.",
+        )
+    if given is not None and not isinstance(given, dict):
+        refuse("--fair-share-weights", "--fair-share-weights: expected a JSON object, tenant to number.")
+    weights: dict[str, float] = {}
+    for tenant, weight in (given or {}).items():
+        if type(weight) not in {int, float} or not 0.001 <= weight <= 1000:
+            refuse("--fair-share-weights", f"--fair-share-weights: {weight!r} is no number from 0.001 to 1000.")
+        weights[key_digest(tenant) if kind == "api-key" else tenant] = float(weight)
+    return kind, weights
+
+
+def eviction_options(policy: str, given: object) -> dict[str, int]:
+    """Options of the eviction policy, checked against ``available``."""
+    if given is None:
+        return {}
+    known = EVICTION_OPTIONS.get(policy, ())
+    flag = "--radix-eviction-policy-config"
+    if not isinstance(given, dict):
+        refuse(flag, f"{flag}: expected a JSON object.")
+    for name, value in given.items():
+        if name not in known:
+            have = f"it has {' and '.join(known)}" if known else "it has none"
+            refuse(flag, f"{flag}: {policy} has no option {name!r}; {have}.")
+        if type(value) is not int or value < 0:
+            refuse(flag, f"{flag}: {name} wants a whole number from 0 up, not {value!r}.")
+    return dict(given)
 
 
 def is_loopback(host: str) -> bool:

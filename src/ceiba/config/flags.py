@@ -44,6 +44,12 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "--threads": (1, 4096),
     "--timeout-keep-alive": (0, 86400),
     "--queue-timeout": (0.001, math.inf),
+    "--prefill-decode-interval": (0, 2**31 - 1),
+    "--prefill-decode-interval-min-bs": (0, 65536),
+    "--default-priority-value": (-(2**31) + 1, 2**31 - 1),
+    "--priority-scheduling-preemption-threshold": (0, 2**32),
+    "--cache-pin-budget": (0, 2**31 - 1),
+    "--constrained-json-max-whitespace-cnt": (1, 4096),
 }
 """Numbers a flag takes, both ends included."""
 

@@ -20,8 +20,15 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "compile": ("compiling the model with torch is not built", "run without it: the kernels are compiled already"),
     "context_parallel": ("context parallelism needs several GPUs and is not built", "lower --context-length"),
+    "continuous_decode": (
+        "planning a step costs nothing here: it is hidden behind the step before it",
+        "--prefill-decode-interval keeps prefills apart",
+    ),
     "debugging": ("this debugging aid is not built", "use --log-level debug and --log-requests"),
-    "delayer": ("delaying prefills is not built", "tune --schedule-conservativeness or --chunked-prefill-size"),
+    "delayer": (
+        "delaying prefills serves to keep the ranks of data-parallel attention in step, which is not built",
+        "--prefill-decode-interval keeps prefills apart",
+    ),
     "deterministic": ("batch-invariant kernels are not built", "send a seed with each request"),
     "diffusion_lm": ("diffusion language models are not built", "serve an autoregressive model"),
     "disaggregation": (
@@ -39,7 +46,6 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
         "an external KV store is not built",
         "the prefix cache of this process is on; --max-total-tokens enlarges it",
     ),
-    "grammar": ("structured output is not built", "check the answer on the client"),
     "graphs": ("capturing CUDA graphs is not built", "run without: steps run eagerly"),
     "grpc": ("gRPC is not built", "use HTTP"),
     "hicache": (
@@ -67,7 +73,6 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
     "parsers": ("parsing tool calls and reasoning is not built", "parse the text on the client"),
     "pdmux": ("sharing one GPU between prefill and decode streams is not built", "use --chunked-prefill-size"),
     "pipeline": ("pipeline parallelism needs several GPUs and is not built", "run on one GPU"),
-    "priority": ("priorities are not built", "use --schedule-policy fcfs"),
     "quantization": ("this kind of quantization is not built", "serve a GGUF file, or plain weights"),
     "ray": ("starting through Ray is not built", "start `ceiba serve` on the machine itself"),
     "recurrent": ("recurrent (Mamba, linear-attention) models are not built", "serve a Llama or Qwen2 model"),
@@ -77,12 +82,11 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "responses": ("the responses API and its stores are not built", "use /v1/chat/completions"),
     "rl": ("handing memory and weights over to a trainer is not built", "restart the server with the new weights"),
-    "scheduling": (
-        "this scheduling option is not built",
-        "--chunked-prefill-size bounds how long a prefill holds decode up",
-    ),
     "several_models": ("several models behind one port are not built", "start one server per model"),
-    "sessions": ("sessions are not built", "send the whole conversation: the prefix cache keeps it cheap"),
+    "sessions": (
+        "sessions that stream input are not built",
+        "POST /open_session works: each turn is a request of its own and its KV stays pinned",
+    ),
     "skip_tokenizer": ("running without a tokenizer is not built", "send token ids as the prompt: that works"),
     "sliding_window": ("a pool of its own for sliding-window layers is not built", "leave it out"),
     "sparse": ("sparse and latent (MLA) attention are not built", "serve a Llama or Qwen2 model"),

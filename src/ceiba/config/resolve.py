@@ -4,6 +4,7 @@ It owns every "auto" and every rule between flags; it must never read a file, a 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -12,6 +13,9 @@ from ceiba.config.available import GRAPH_BACKENDS, QUANTIZATIONS
 from ceiba.config.choose import (
     CPU_KERNELS,
     attention_backend,
+    eviction_options,
+    fair_share,
+    grammar_backend,
     is_loopback,
     overlap_allowed,
     refuse,
@@ -23,6 +27,7 @@ from ceiba.config.flags import Flags
 from ceiba.config.records import (
     Config,
     DeviceFacts,
+    GrammarConfig,
     LaunchConfig,
     ModelConfig,
     ModelFacts,
@@ -56,6 +61,7 @@ def resolve(
             watchdog_timeout=flags.get("watchdog_timeout"),
             restart_on_failure=flags.get("restart_on_failure"),
         ),
+        grammar=_grammar(work),
         notes=tuple(dict.fromkeys(work.notes)),
     )
 
@@ -330,18 +336,22 @@ def _memory(work: _Work, dtype: Dtype, kv_dtype: str) -> _Memory:
 def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
     flags, env = work.flags, work.env
     cached = not flags.get("disable_radix_cache")
-    policy, line = schedule_policy(
-        flags.get("schedule_policy"), cache=cached, priority=flags.get("enable_priority_scheduling")
-    )
-    overlap, why = overlap_allowed(
-        work.device, flags.get("disable_overlap_schedule"), env.disable_consecutive_prefill_overlap
-    )
+    asked = flags.get("schedule_policy")
+    priority = flags.get("enable_priority_scheduling") or asked == "priority"
+    policy, line = schedule_policy(asked, cache=cached, priority=priority)
+    overlap, why = overlap_allowed(work.device, flags.get("disable_overlap_schedule"))
     work.notes += [text for text in (line, why) if text]
+    _check_pairs(work, priority)
+    shares, weights = fair_share(flags, priority)
     running = flags.get("max_running_requests") or (
         sizing.cpu_running(work.device.cores, memory.tokens)
         if work.on_cpu
         else sizing.accelerator_running(memory.tokens, context_length(work))
     )
+    cap = flags.get("max_num_batched_tokens")
+    if cap is not None and running > cap:
+        running = cap
+        work.notes.append(f"max_running_requests lowered to {cap}: each takes a token of --max-num-batched-tokens.")
     check, deprioritize = env.in_batch_check_threshold, env.in_batch_deprioritize_threshold
     return SchedulerConfig(
         policy=policy,
@@ -353,7 +363,12 @@ def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
         page_size=flags.get("page_size") or 1,
         disable_radix_cache=not cached,
         radix_eviction_policy=flags.get("radix_eviction_policy"),
+        eviction_options=eviction_options(
+            flags.get("radix_eviction_policy"), flags.get("radix_eviction_policy_config")
+        ),
+        cache_pin_budget=_pin_budget(work, memory, cached),
         overlap=overlap,
+        consecutive_prefill_overlap=not env.disable_consecutive_prefill_overlap,
         enable_mixed_chunk=flags.get("enable_mixed_chunk"),
         conservativeness=flags.get("schedule_conservativeness"),
         prefill_max_requests=flags.get("prefill_max_requests"),
@@ -361,10 +376,81 @@ def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
         decode_log_interval=flags.get("decode_log_interval"),
         retraction_policy=flags.get("retraction_policy"),
         queue_timeout=flags.get("queue_timeout"),
+        enable_priority_scheduling=priority,
+        low_priority_first=flags.get("schedule_low_priority_values_first"),
+        default_priority=flags.get("default_priority_value") or 0,
+        preemption_threshold=(
+            None if flags.get("disable_priority_preemption") else flags.get("priority_scheduling_preemption_threshold")
+        ),
+        fair_share=shares,
+        fair_share_weights=weights,
+        prefill_decode_interval=flags.get("prefill_decode_interval") or 0,
+        prefill_decode_interval_min_bs=flags.get("prefill_decode_interval_min_bs"),
         random_seed=flags.get("random_seed") or 0,
         in_batch_check_threshold=32 if check is None else check,
         in_batch_deprioritize_threshold=32 if deprioritize is None else deprioritize,
     )
+
+
+def _grammar(work: _Work) -> GrammarConfig:
+    flags = work.flags
+    pattern, most = flags.get("constrained_json_whitespace_pattern"), flags.get("constrained_json_max_whitespace_cnt")
+    compact = flags.get("constrained_json_disable_any_whitespace")
+    given = [
+        f"--constrained-json-{name}"
+        for name, value in (("whitespace-pattern", pattern), ("disable-any-whitespace", compact or None),
+                            ("max-whitespace-cnt", most))
+        if value is not None
+    ]  # fmt: skip
+    if len(given) > 1:
+        refuse(given[1], f"{given[0]} and {given[1]} exclude each other: both say what space JSON has. Give one.")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            refuse(given[0], f"{given[0]} {pattern}: not a regular expression ({error}).")
+    backend = grammar_backend(flags.get("grammar_backend"), work.device.packages)
+    return GrammarConfig(
+        backend=cast(Any, backend), whitespace_pattern=pattern, any_whitespace=not compact, max_whitespace=most
+    )
+
+
+def _check_pairs(work: _Work, priority: bool) -> None:
+    """Scheduling flags that only mean something, or only work, beside others."""
+    flags = work.flags
+    ranks = priority or "priority" in {flags.get("radix_eviction_policy"), flags.get("retraction_policy")}
+    for dest in ("default_priority_value", "schedule_low_priority_values_first"):
+        if not ranks and flags.get(dest):
+            name = f"--{dest.replace('_', '-')}"
+            refuse(name, f"{name} changes nothing without priorities: add --enable-priority-scheduling.")
+    for dest in ("disable_priority_preemption", "priority_scheduling_preemption_threshold"):
+        if not priority and flags.given(dest) and flags.get(dest) is not False:
+            name = f"--{dest.replace('_', '-')}"
+            refuse(name, f"{name} changes nothing without priorities: add --enable-priority-scheduling.")
+    if flags.get("enable_mixed_chunk") and flags.get("prefill_decode_interval"):
+        refuse(
+            "--prefill-decode-interval",
+            "--prefill-decode-interval with --enable-mixed-chunk: mixed steps decode beside every prefill, so there is "
+            "no interval. Give one of them.",
+        )
+    if flags.get("prefill_decode_interval_min_bs") and not flags.get("prefill_decode_interval"):
+        refuse(
+            "--prefill-decode-interval-min-bs",
+            "--prefill-decode-interval-min-bs changes nothing without --prefill-decode-interval: give both.",
+        )
+
+
+def _pin_budget(work: _Work, memory: _Memory, cached: bool) -> int:
+    asked = work.flags.get("cache_pin_budget")
+    if not cached:
+        if asked:
+            refuse("--cache-pin-budget", "--cache-pin-budget needs the prefix cache: leave --disable-radix-cache out.")
+        return 0
+    if asked is None:
+        return memory.tokens // 4
+    if asked > memory.tokens:
+        refuse("--cache-pin-budget", f"--cache-pin-budget {asked}: the KV pool holds {memory.tokens} tokens.")
+    return int(asked)
 
 
 # --- front -----------------------------------------------------------------------------------------------------------

@@ -71,7 +71,8 @@ class Control(Wire):
     """An operation on the scheduler, answered by one ``Reply`` with the same id.
 
     ``op``: ``flush_cache`` · ``state`` (for /server_info) · ``load`` · ``idle_check`` (assert_ledger) · ``shutdown`` ·
-    ``cache_explain`` · ``cache_tree`` · ``cache_pin`` · ``cache_unpin`` · ``cache_pins`` · further ones as features come. ``args`` and the reply's ``value`` are plain msgpack values.
+    ``cache_explain`` · ``cache_tree`` · ``cache_pin`` · ``cache_unpin`` · ``cache_pins`` · further ones as features
+    come. ``args`` and the reply's ``value`` are plain msgpack values.
     """
 
     id: int

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ceiba.cache.ledger import LedgerError, assert_ledger, read_ledger
 from ceiba.core.messages import Control, Reply
+from ceiba.scheduler import inspect
 
 if TYPE_CHECKING:
     from ceiba.scheduler.loop import Scheduler
+
+Args = Mapping[str, Any]
+Operation = Callable[[Args], dict[str, object]]
 
 log = logging.getLogger("ceiba.scheduler")
 
@@ -21,12 +26,17 @@ class Refused(Exception):
 class Controls:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._operations = {
+        self._operations: dict[str, Operation] = {
             "flush_cache": self._flush_cache,
             "state": self._state,
             "load": self._load,
             "idle_check": self._idle_check,
             "shutdown": self._shutdown,
+            "cache_explain": self._inspect(inspect.explain),
+            "cache_tree": self._inspect(inspect.tree),
+            "cache_pin": self._inspect(inspect.pin),
+            "cache_unpin": self._inspect(inspect.unpin),
+            "cache_pins": self._inspect(inspect.list_pins),
         }
 
     def answer(self, message: Control) -> Reply:
@@ -36,12 +46,23 @@ class Controls:
             known = ", ".join(sorted(self._operations))
             return Reply(id=message.id, ok=False, error=f"operation {message.op!r} is not known; known: {known}")
         try:
-            return Reply(id=message.id, ok=True, value=operation())
+            return Reply(id=message.id, ok=True, value=operation(message.args))
+        except KeyError as error:
+            return Reply(id=message.id, ok=False, error=f"{message.op} needs the argument {error}")
         except Refused as refusal:
             return Reply(id=message.id, ok=False, error=str(refusal))
 
-    def _flush_cache(self) -> dict[str, object]:
-        """Forget all cached KV. Refused unless idle: running requests read it."""
+    def _inspect(self, function: Callable[[Scheduler, Args], dict[str, object]]) -> Operation:
+        def answer(args: Args) -> dict[str, object]:
+            try:
+                return function(self._scheduler, args)
+            except inspect.NothingCached as error:
+                raise Refused(str(error)) from error
+
+        return answer
+
+    def _flush_cache(self, args: Args) -> dict[str, object]:
+        """Forget all cached KV, pinned or not. Refused unless idle: running requests read it."""
         scheduler = self._scheduler
         if not scheduler.idle:
             raise Refused(
@@ -49,10 +70,11 @@ class Controls:
                 f"{len(scheduler.queue)} wait"
             )
         flushed = scheduler.leases.flush()
+        scheduler.history.clear()
         log.info("Cache flushed. #token: %d", flushed)
         return {"flushed_tokens": flushed}
 
-    def _state(self) -> dict[str, object]:
+    def _state(self, args: Args) -> dict[str, object]:
         scheduler = self._scheduler
         info = scheduler.runner.info
         return {
@@ -66,9 +88,10 @@ class Controls:
             "device": info.device,
             "schedule_policy": scheduler.config.policy,
             "overlap": scheduler.depth > 0,
+            "tenants": 0 if scheduler.fair is None else len(scheduler.fair.services()),
         }
 
-    def _load(self) -> dict[str, object]:
+    def _load(self, args: Args) -> dict[str, object]:
         """What a router asks for: how much work lies here."""
         scheduler = self._scheduler
         waiting_tokens = sum(len(request.tokens) for request in scheduler.queue)
@@ -80,7 +103,7 @@ class Controls:
             "token_usage": scheduler.gauges.usage,
         }
 
-    def _idle_check(self) -> dict[str, object]:
+    def _idle_check(self, args: Args) -> dict[str, object]:
         """Recount the KV ledger; refused with the imbalance if there is one."""
         scheduler = self._scheduler
         try:
@@ -89,7 +112,7 @@ class Controls:
             raise Refused(str(error)) from error
         return {"idle": scheduler.idle, "ledger": str(read_ledger(scheduler.leases))}
 
-    def _shutdown(self) -> dict[str, object]:
+    def _shutdown(self, args: Args) -> dict[str, object]:
         """End every request and leave the loop after this round."""
         scheduler = self._scheduler
         scheduler.abort_all("the server is shutting down")

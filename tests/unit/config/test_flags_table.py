@@ -134,12 +134,12 @@ def test_unknown_names_get_the_closest() -> None:
 
 def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        make_flags([("--tp", 2), ("--port", 0), ("--schedule-policy", "hrrn")])
+        make_flags([("--tp", 2), ("--port", 0), ("--load-format", "pt")])
     lines = caught.value.message.splitlines()
     assert len(lines) == 3
     assert lines[0].startswith("--tp-size 2: not available yet")
     assert lines[1].startswith("--port 0: out of range")
-    assert lines[2].startswith("--schedule-policy hrrn: not available yet")
+    assert lines[2].startswith("--load-format pt: not available yet")
 
 
 def test_hints_and_old_spellings_leave_a_line() -> None:

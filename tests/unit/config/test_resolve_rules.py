@@ -192,8 +192,9 @@ def test_overlap() -> None:
     assert not build({"--disable-overlap-schedule": True}).scheduler.overlap
     assert overlap_allowed(DeviceFacts(kind="mps"), False)[0] is False
     found = build({}, env=Env(disable_consecutive_prefill_overlap=True))
-    assert not found.scheduler.overlap
-    assert any("DISABLE_CONSECUTIVE_PREFILL_OVERLAP" in note for note in found.notes)
+    assert found.scheduler.overlap
+    assert not found.scheduler.consecutive_prefill_overlap
+    assert build({}).scheduler.consecutive_prefill_overlap
 
 
 def test_what_changes_nothing_on_this_device_is_refused_or_said() -> None:
