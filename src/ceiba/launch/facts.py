@@ -23,7 +23,7 @@ OPTIONAL_PACKAGES = (
     "transformers",
     "triton",
     "flashinfer",
-    "outlines",
+    "outlines_core",
     "mooncake",
     "nixl",
     "opentelemetry",

@@ -12,8 +12,6 @@ from msgspec import Meta
 
 from ceiba.core import limits
 
-_STRUCTURED = "structured output is not available yet"
-
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """``sampling_params`` of /generate."""
@@ -43,10 +41,15 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream_interval: Annotated[int | None, Meta(description="Tokens per streamed event, for this request.")] = None
     sampling_seed: Annotated[int | None, Meta(description="Same seed and prompt, same answer.")] = None
     seed: Annotated[int | None, Meta(description="Another name of `sampling_seed`.")] = None
-    json_schema: Annotated[Any, Meta(description=f"Refused: {_STRUCTURED}.")] = None
-    regex: Annotated[Any, Meta(description=f"Refused: {_STRUCTURED}.")] = None
-    ebnf: Annotated[Any, Meta(description=f"Refused: {_STRUCTURED}.")] = None
-    structural_tag: Annotated[Any, Meta(description=f"Refused: {_STRUCTURED}.")] = None
+    json_schema: Annotated[
+        str | dict[str, Any] | bool | None, Meta(description="The answer is JSON that satisfies this schema.")
+    ] = None
+    regex: Annotated[str | None, Meta(description="The answer matches this expression.")] = None
+    ebnf: Annotated[str | None, Meta(description="The answer follows this grammar.")] = None
+    structural_tag: Annotated[
+        str | dict[str, Any] | None, Meta(description="Free text whose marked parts have a shape.")
+    ] = None
+    choice: Annotated[list[str] | None, Meta(description="The answer is one of these strings.")] = None
     beam_width: Annotated[Any, Meta(description="Refused above 1: beam search is not available.")] = None
     custom_params: Annotated[Any, Meta(description="Refused: nothing here reads it.")] = None
 
@@ -143,13 +146,8 @@ class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     abort_all: Annotated[bool, Meta(description="End every request.")] = False
 
 
-_STRUCT = "structured output is not available yet"
 _PD = "prefill/decode separation is not available yet"
 REFUSED_SAMPLING: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "json_schema": (_STRUCT, ()),
-    "regex": (_STRUCT, ()),
-    "ebnf": (_STRUCT, ()),
-    "structural_tag": (_STRUCT, ()),
     "beam_width": ("beam search is not available: use n", (1,)),
     "custom_params": ("nothing here reads it", ()),
 }

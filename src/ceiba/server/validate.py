@@ -15,6 +15,7 @@ import numpy as np
 from ceiba.core import limits
 from ceiba.core.errors import BadRequest
 from ceiba.core.sampling import LogprobSpec, SamplingParams
+from ceiba.grammar.fields import constraint_of
 from ceiba.server.request import ChatPrompt, EngineRequest, Input, TextPrompt
 
 MAX_SEED = 2**63 - 1
@@ -27,7 +28,6 @@ _FLOATS: tuple[tuple[str, float, float, bool], ...] = (
     ("presence_penalty", -limits.MAX_PENALTY, limits.MAX_PENALTY, True),
     ("repetition_penalty", 0.0, limits.MAX_REPETITION_PENALTY, False),
 )
-_NOT_YET = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 def check_request(request: EngineRequest, vocab_size: int, capacity: int, policy: str) -> None:
@@ -154,10 +154,7 @@ def check_sampling(
         raise BadRequest(f"stream_interval is {interval}; it must lie in 1..{capacity}.", param="stream_interval")
     _check_stops(sampling, request, vocab_size)
     _check_bias(sampling, request, vocab_size)
-    for field in _NOT_YET:
-        if getattr(sampling, field) is not None:
-            name = request.name(field)
-            raise BadRequest(f"{name}: not available yet: structured output has no backend here.", param=name)
+    constraint_of(sampling)
 
 
 def _check_stops(sampling: SamplingParams, request: EngineRequest, vocab_size: int) -> None:

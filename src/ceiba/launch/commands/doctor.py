@@ -34,6 +34,7 @@ MIN_FILES = 4096
 
 OPTIONAL = {
     "xgrammar": "structured output compiled ahead: pip install 'ceiba[xgrammar]'",
+    "outlines_core": "another engine of structured output: pip install 'ceiba[outlines]'",
     "transformers": "tokenizers and models beyond the built-in ones: pip install 'ceiba[transformers]'",
     "opentelemetry": "traces: pip install 'ceiba[otel]'",
     "triton": "GPU kernels: comes with a CUDA build of torch",

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 
 from ceiba.core.errors import BadRequest
 from ceiba.core.sampling import SamplingParams
+from ceiba.server import structured
 from ceiba.server.front import Front
 from ceiba.server.openai.schemas import HINTS, CommonFields
 from ceiba.server.validate import MAX_SEED
@@ -107,6 +108,7 @@ def sampling(body: CommonFields, front: Front, max_new_tokens: int) -> SamplingP
         values[name] = getattr(body, name) or values.get(name, False)
     values["skip_special_tokens"] = body.skip_special_tokens
     values["spaces_between_special_tokens"] = body.spaces_between_special_tokens
+    values.update(structured.sampling_fields(body, front))
     return SamplingParams(**values)
 
 
