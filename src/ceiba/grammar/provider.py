@@ -6,6 +6,7 @@ looks whether a ticket is ready. Nothing is loaded before the first constrained 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -22,7 +23,7 @@ from ceiba.core.errors import BadRequest, CeibaError, EngineFault
 from ceiba.core.sampling import SamplingParams
 from ceiba.core.step import Int32
 from ceiba.grammar import fields
-from ceiba.grammar.base import Compiled, Constraint, Engine, Prepared, Spacing, State, Vocabulary, WireVocabulary
+from ceiba.grammar.base import Constraint, Engine, Prepared, Spacing, State, Vocabulary, WireVocabulary
 from ceiba.grammar.compiler import Start
 from ceiba.grammar.masks import packed
 from ceiba.grammar.process import Cancelled, CompilerProcess
@@ -94,6 +95,7 @@ class Provider:
         self._workers = workers or max(2, min(4, (os.cpu_count() or 2) // 4))
         self._lock = threading.Lock()
         self._setup = threading.Lock()
+        self._making = threading.Lock()
         self._vocabulary: Vocabulary | None = None
         self._engines: dict[str, Engine] = {}
         self._jobs: OrderedDict[Constraint, Job] = OrderedDict()
@@ -184,6 +186,8 @@ class Provider:
             self._threads.append(thread)
             self._free += 1
             thread.start()
+            if len(self._threads) == 1:  # xgrammar takes seconds to import, here and in the child: at the same time
+                threading.Thread(target=self._warm, name="grammar-warm", daemon=True).start()
         self._free -= 1
         self._queue.put(job)
 
@@ -209,7 +213,7 @@ class Provider:
             if job.waiting <= 0:
                 raise Cancelled
             compiled = process.compile(job.constraint, lambda: job.waiting <= 0 or self._closed)
-            job.prepared = self._engine(compiled).prepare(compiled)
+            job.prepared = self._engine(compiled.engine).prepare(compiled)
         except Cancelled:
             job.error = EngineFault("the grammar was given up because nobody waited for it")
             with self._lock:
@@ -236,6 +240,11 @@ class Provider:
         spacing = Spacing(config.whitespace_pattern, config.any_whitespace, config.max_whitespace)
         return Start(config.backend, wire, spacing)
 
+    def _warm(self) -> None:
+        """Import the library that will fill masks. A failure shows when a grammar is prepared."""
+        with contextlib.suppress(Exception):
+            self._engine(self._config.backend)
+
     def _words(self) -> Vocabulary:
         with self._setup:
             if self._vocabulary is None:
@@ -245,12 +254,12 @@ class Provider:
                 self._anything = packed(usable, words.words)
             return self._vocabulary
 
-    def _engine(self, compiled: Compiled) -> Engine:
+    def _engine(self, name: str) -> Engine:
         vocabulary = self._words()
-        with self._setup:
-            engine = self._engines.get(compiled.engine)
+        with self._making:
+            engine = self._engines.get(name)
             if engine is None:
-                engine = self._engines[compiled.engine] = _make_engine(compiled.engine, vocabulary)
+                engine = self._engines[name] = _make_engine(name, vocabulary)
             return engine
 
 

@@ -20,7 +20,7 @@ from ceiba.grammar import schema as schemas
 from ceiba.grammar import tags
 from ceiba.grammar.base import Compiled, Constraint, Refusal, Spacing, State, Vocabulary
 from ceiba.grammar.lark import Writer, from_ebnf
-from ceiba.grammar.regex import trim_anchors
+from ceiba.grammar.regex import check_regex, trim_anchors
 from ceiba.grammar.rewrite import Rewriter
 from ceiba.grammar.schema import Schema
 
@@ -90,6 +90,8 @@ class Compiler:
             return self._done(self._checked(writer.grammar(tags.parse(text))))
         from llguidance import LLMatcher
 
+        if kind == "regex":
+            check_regex(text, keyword="")
         grammar = LLMatcher.grammar_from_regex(trim_anchors(text)) if kind == "regex" else from_ebnf(text)
         return self._done(self._checked(grammar))
 
@@ -192,6 +194,8 @@ class GuidanceState:
     def __init__(self, matcher: LLMatcher, eos: frozenset[int]) -> None:
         self.matcher = matcher
         self._eos = eos
+        self._ends = 0
+        """Ends accepted after the grammar was complete; the library knows nothing of them."""
 
     @property
     def terminated(self) -> bool:
@@ -202,9 +206,16 @@ class GuidanceState:
         return bool(bits.any()) and not self.matcher.is_error()
 
     def accept(self, token: int) -> bool:
+        if self.matcher.is_stopped():
+            fits = token in self._eos and not self._ends and not self.matcher.is_error()
+            self._ends += fits
+            return fits
         return bool(self.matcher.try_consume_tokens([token]) == 1)
 
     def rollback(self, count: int) -> None:
+        if count and self._ends:
+            self._ends -= 1
+            count -= 1
         if count and not self.matcher.rollback(count):
             raise ValueError(f"{count} tokens cannot be taken back: {self.matcher.get_error()}")
 

@@ -18,7 +18,7 @@ from ceiba.grammar import schema as schemas
 from ceiba.grammar import tags
 from ceiba.grammar.base import Compiled, Constraint, Refusal, Spacing, State, Vocabulary
 from ceiba.grammar.masks import packed
-from ceiba.grammar.regex import trim_anchors
+from ceiba.grammar.regex import check_regex, trim_anchors
 from ceiba.grammar.schema import Schema
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class Compiler:
             if kind == "json_schema":
                 grammar = self._json(text)
             elif kind == "regex":
+                check_regex(text, keyword="")
                 grammar = self._compiler.compile_regex(trim_anchors(text))
             elif kind == "ebnf":
                 grammar = self._compiler.compile_grammar(text)
@@ -103,8 +104,7 @@ class Compiler:
                 tree = tags.parse(text)
                 grammar = self._compiler.compile_structural_tag({"type": "structural_tag", "format": written(tree)})
         except (RuntimeError, ValueError, TypeError) as error:
-            lines = [line for line in str(error).strip().splitlines() if line.strip()]
-            raise Refusal(lines[-1].rpartition("] ")[2][:300] if lines else "it cannot be compiled") from None
+            raise Refusal(_explain(str(error))) from None
         return Compiled(NAME, grammar.serialize_json().encode())
 
     def _json(self, text: str) -> CompiledGrammar:
@@ -117,6 +117,16 @@ class Compiler:
             strict_mode=False,
             max_whitespace_cnt=spacing.most if spacing.allowed else None,
         )
+
+
+def _explain(message: str) -> str:
+    """The library's message without its time stamp and the place in its own source."""
+    lines = [line for line in message.strip().splitlines() if line.strip()]
+    if not lines:
+        return "it cannot be compiled"
+    text = lines[-1].rpartition("] ")[2]
+    place, _, rest = text.partition(": ")
+    return (rest if ".cc:" in place or ".h:" in place else text)[:300]
 
 
 def written(node: tags.Node) -> dict[str, Any]:
