@@ -14,8 +14,10 @@
 namespace ceiba {
 namespace {
 
-constexpr int BARRIER_SPINS = 20000;  // some tens of microseconds: longer than any stage's imbalance on idle cores
-constexpr int IDLE_SPINS = 2000;
+// A pause takes 40 to 140 cycles: these are some tens of microseconds, longer than a stage's imbalance on idle cores and
+// short enough that on a busy machine a waiting thread hands its core to the one it waits for.
+constexpr int BARRIER_SPINS = 1500;
+constexpr int IDLE_SPINS = 500;
 
 inline void relax() {
 #if defined(__x86_64__)
