@@ -129,7 +129,6 @@ def sampling_of(fields: SamplingFields, front: Front) -> SamplingParams:
     if seed is not None:
         values["seed"] = fold_seed(seed, "sampling_seed")
     values.update(structured.sampling_fields(fields, front))
-    values.update(structured.sampling_fields(fields, front))
     return SamplingParams(**values)
 
 
