@@ -55,6 +55,7 @@ _TOOLS = (
     _Rule("glm45", ("<arg_key>", "<arg_value>")),
     _Rule("mistral", ("[TOOL_CALLS]",)),
     _Rule("granite", ("<|tool_call|>",)),
+    _Rule("qwen25", ("<tool_call>", "You are Qwen", '\\"name\\"')),
     _Rule("hermes", ("<tool_call>", '"name"')),
     _Rule("hermes", ("<tool_call>", '\\"name\\"')),
     _Rule("llama3", ("<|python_tag|>", '"parameters"')),

@@ -25,7 +25,7 @@ PUBLIC = {
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("qwen3_coder", "nemotron_3"),
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": ("hermes", None),
     "Qwen-QwQ-32B": ("hermes", "qwen3"),
-    "Qwen-Qwen2.5-7B-Instruct": ("hermes", None),
+    "Qwen-Qwen2.5-7B-Instruct": ("qwen25", None),
     "Qwen-Qwen3-0.6B": ("hermes", "qwen3"),
     "Qwen3-Coder": ("qwen3_coder", None),
     "Qwen3.5-4B": ("qwen3_coder", "qwen3"),

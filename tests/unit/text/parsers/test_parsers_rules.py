@@ -217,6 +217,26 @@ def test_json_answers_are_no_calls_of_bare_formats() -> None:
         assert every("pythonic", None, text) == (text, "", [])
 
 
+def test_qwen25_without_its_tag() -> None:
+    """What Qwen2.5-Coder-0.5B writes, greedily, where its template asks for the tag."""
+    oslo = '{\n  "name": "weather",\n  "arguments": {\n    "city": "Oslo"\n  }\n}'
+    for raw in (f"```json\n{oslo}\n```", oslo, f"```\n{oslo}\n```\n"):
+        assert every("qwen25", None, raw) == ("", "", [OSLO])
+    assert every("qwen25", None, f"```json\n{oslo}\n```\n```json\n{oslo}\n```") == ("", "", [OSLO, OSLO])
+    assert every("qwen25", None, f"{oslo}\nDone.\n{CALL}") == ("\nDone.", "", [OSLO, OSLO])
+    for answer in (
+        f"Like so: {oslo}",
+        '```json\n{"city": "Oslo"}\n```',
+        '{"name": "Ann", "arguments": {}}',
+        '{"name": "weather", "arguments": {}, "id": 1}',
+        '{"name": "weather"}',
+        "```python\nx = {}\n```",
+        "```json\n[1]\n```",
+        "``",
+    ):
+        assert every("qwen25", None, answer) == (answer, "", [])
+
+
 def test_ids() -> None:
     assert len(tool_parser("mistral").new_id()) == 9
     found = events(parser("mistral", tools=[WEATHER]), ['[TOOL_CALLS]weather[CALL_ID]abcDEF123[ARGS]{"city": "Oslo"}'])

@@ -122,6 +122,38 @@ class Hermes(JsonCalls):
         return f'<tool_call>\n{{"name": "{name}", "arguments": ', "}\n</tool_call>"
 
 
+class Qwen25(Hermes):
+    """Hermes; the small Qwen 2.5 models often write the object in a code fence, or bare, instead of in the tag.
+
+    That counts at the start of the answer only, and only as an object of name and arguments, the name an offered
+    tool's.
+    """
+
+    def bare(self, source: Source) -> Wait[bool]:
+        return bool((yield from source.ahead(("{", "```json", "```\n"))))
+
+    def region(self, source: Source, opener: str, calls: Calls) -> Wait[None]:
+        if opener:
+            yield from super().region(source, opener, calls)
+            return
+        more: str | None = "{"
+        while more:
+            yield from source.space()
+            fence = yield from source.at(("```json", "```"))
+            yield from source.expect("{")
+            if not (yield from source.ahead(('"name"', '"arguments"'))):
+                raise Malformed
+            members = dict((yield from Literals(source, JSON).members()))
+            name = load(members.get("name", "null"))
+            if set(members) != {"name", "arguments"} or not isinstance(name, str) or name not in self.tools:
+                raise Malformed
+            arguments = as_object(members["arguments"])
+            if fence:
+                yield from source.expect("```")
+            calls.add(name, arguments)
+            more = yield from source.ahead(("{", "```json"))
+
+
 class Trinity(Hermes):
     """Hermes, with calls that also stand inside the thinking."""
 
