@@ -17,16 +17,21 @@ from ceiba.runner.sampler import FAULTS
 Tensor = torch.Tensor
 
 
+_NONE = torch.empty(0)
+
+
 @dataclass(slots=True)
 class DeviceValues:
     """What a step computed, still on the device."""
 
     step: int
     rows: np.ndarray
-    tokens: Tensor
+    tokens: Tensor = _NONE
     """int64 [S]"""
-    faults: Tensor
+    faults: Tensor = _NONE
     """uint8 [S]"""
+    packed: Tensor | None = None
+    """int32 [2, S]: tokens and faults, where a kernel made them together; counts instead of the two"""
     logprobs: Logprobs | None = None
     logprob_segments: np.ndarray | None = None
     fixed_rows: dict[int, int] = field(default_factory=dict)
@@ -66,8 +71,10 @@ class PendingResult:
     def __init__(self, values: DeviceValues, device: torch.device) -> None:
         self._values = values
         self._copier = copier = Copier(device)
-        self._tokens = copier.take(values.tokens)
-        self._faults = copier.take(values.faults)
+        if values.packed is not None:
+            self._tokens, self._faults = copier.take(values.packed)
+        else:
+            self._tokens, self._faults = copier.take(values.tokens), copier.take(values.faults)
         found = values.logprobs
         self._logprobs = None if found is None else _map_logprobs(found, copier)
         self._prompt = [(row, _map_block(block, copier)) for row, block in values.prompt]

@@ -17,6 +17,7 @@ from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.core.step import RowOpen
 from ceiba.memory.zeros import lazy_zeros
 from ceiba.runner.noise import signed_seed
+from ceiba.runner.staging import Staging
 
 Tensor = torch.Tensor
 
@@ -52,13 +53,29 @@ class Draws:
 
 
 @dataclass(slots=True)
+class DenseDraws:
+    """How all S segments of a step choose, for a kernel that takes every row."""
+
+    temperature: Tensor
+    """float32 [S], 0 for greedy"""
+    seeds: Tensor
+    """int64 [S]"""
+    limited: Tensor | None
+    """int64 [R]: segments with a top-k, top-p or min-p; None where there are none"""
+    limits: tuple[Tensor, Tensor, Tensor, Tensor]
+    """Of those: temperature float32, top_k int32, top_p and min_p float32, [R] each"""
+
+
+@dataclass(slots=True)
 class SamplingBatch:
     """How the S sampled segments of a step sample; None for what no row asks for."""
 
     rows: np.ndarray
     rows_device: Tensor
-    """int64 [S]"""
+    """int64 [S]; empty on an accelerator for a batch that is greedy and asks for nothing else"""
     draws: Draws | None = None
+    dense: DenseDraws | None = None
+    """In place of ``draws`` on an accelerator"""
     penalties: Penalties | None = None
     bias: tuple[Tensor, Tensor, Tensor] | None = None
     """segments, ids, values of every biased token"""
@@ -138,14 +155,46 @@ class Rows:
         self._special = np.zeros(size, bool)
         """Rows that need anything but greedy choice."""
         self._batch: SamplingBatch | None = None
+        self._staging = None if device.type == "cpu" else Staging(1 << 14, device)
 
     def close(self, rows: Sequence[int]) -> None:
         for row in rows:
             self.counts.close(row)
             self._prompt.pop(row, None)
 
-    def open(self, opened: RowOpen) -> None:
-        """Take a row: its known slots, its counts and parameters."""
+    def open(self, opened: Sequence[RowOpen]) -> None:
+        """Rows are taken: their known slots, their counts and parameters."""
+        for one in opened:
+            self._set(one)
+        if self._staging is not None:
+            if opened:
+                self._send(opened, self._staging)
+            return
+        for one in opened:
+            prefix = len(one.prefix_slots)
+            if prefix:
+                slots = torch.from_numpy(np.ascontiguousarray(one.prefix_slots, np.int32))
+                self.slot_table[one.row, :prefix].copy_(slots)
+            self.out_pos[one.row].fill_(len(one.tokens) - one.prompt_len)
+
+    def _send(self, opened: Sequence[RowOpen], staging: Staging) -> None:
+        """Slots and positions of all rows opened in a step, in one copy and one launch."""
+        from ceiba.kernels.triton.step import open_rows
+
+        total = sum(len(one.prefix_slots) for one in opened)
+        staging.begin(4 * len(opened) + total)
+        heads, heads_device = staging.take(4 * len(opened))
+        slots, slots_device = staging.take(total)
+        at = 0
+        for index, one in enumerate(opened):
+            prefix = len(one.prefix_slots)
+            heads[4 * index : 4 * index + 4] = (one.row, at, prefix, len(one.tokens) - one.prompt_len)
+            slots[at : at + prefix] = one.prefix_slots
+            at += prefix
+        staging.send()
+        open_rows(heads_device.view(-1, 4), slots_device, self.slot_table, self.out_pos)
+
+    def _set(self, opened: RowOpen) -> None:
         row, sampling = opened.row, opened.sampling
         self._batch = None
         self.counts.close(row)
@@ -156,11 +205,6 @@ class Rows:
         self._special[row] = (
             not sampling.greedy or sampling.penalized or bool(sampling.logit_bias) or held or opened.logprob.wanted
         )
-        prefix = len(opened.prefix_slots)
-        if prefix:
-            slots = torch.from_numpy(np.ascontiguousarray(opened.prefix_slots, np.int32))
-            self.slot_table[row, :prefix].copy_(slots)
-        self.out_pos[row].fill_(len(opened.tokens) - opened.prompt_len)
         if sampling.penalized:
             self.counts.open(row, opened.tokens, opened.prompt_len)
         if opened.logprob.prompt_start >= 0:
@@ -183,10 +227,15 @@ class Rows:
         last = self._batch
         if last is not None and np.array_equal(last.rows, rows):
             return last
-        batch = SamplingBatch(rows.copy(), self._tensor(rows))
-        if self._special[rows].any():
+        special = bool(self._special[rows].any())
+        on_host = self._staging is None
+        batch = SamplingBatch(rows.copy(), self._tensor(rows if special or on_host else rows[:0]))
+        if special:
             params = [self._sampling[row] for row in rows.tolist()]
-            batch.draws = self._draws(batch, params)
+            if on_host:
+                batch.draws = self._draws(batch, params)
+            else:
+                batch.dense = self._dense(rows, params)
             batch.penalties = self._penalties(rows, params)
             batch.bias = self._biases(params)
             batch.hold = self._held(rows, params)
@@ -194,11 +243,42 @@ class Rows:
         self._batch = batch
         return batch
 
+    def _dense(self, rows: np.ndarray, params: list[SamplingParams]) -> DenseDraws | None:
+        if all(p.greedy for p in params):
+            return None
+        vocab = self.vocab_size
+        limited = [
+            index
+            for index, p in enumerate(params)
+            if not p.greedy and (0 < p.top_k < vocab or p.top_p < 1 or p.min_p > 0)
+        ]
+        chosen = [params[index] for index in limited]
+        return DenseDraws(
+            temperature=self._floats([0.0 if p.greedy else p.temperature for p in params]),
+            seeds=self._tensor(self._seed[rows]),
+            limited=self._tensor(limited) if limited else None,
+            limits=(
+                self._floats([p.temperature for p in chosen]),
+                self._tensor([p.top_k for p in chosen]).int(),
+                self._floats([p.top_p for p in chosen]),
+                self._floats([p.min_p for p in chosen]),
+            ),
+        )
+
     def _tensor(self, values: Sequence[int] | np.ndarray) -> Tensor:
-        return torch.as_tensor(np.asarray(values, dtype=np.int64)).to(self.device)
+        return self.move(torch.as_tensor(np.asarray(values, dtype=np.int64)))
+
+    def _floats(self, values: list[float]) -> Tensor:
+        return self.move(torch.tensor(values, dtype=torch.float32))
 
     def _column(self, values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32).unsqueeze(1).to(self.device)
+        return self._floats(values).unsqueeze(1)
+
+    def move(self, values: Tensor) -> Tensor:
+        """To the device without waiting for it."""
+        if self.device.type != "cuda":
+            return values.to(self.device)
+        return values.pin_memory().to(self.device, non_blocking=True)
 
     def _draws(self, batch: SamplingBatch, params: list[SamplingParams]) -> Draws | None:
         noisy = [index for index, p in enumerate(params) if not p.greedy]

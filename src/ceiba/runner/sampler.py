@@ -90,8 +90,8 @@ def edit(logits: Tensor, batch: SamplingBatch, rows: Rows, masks: TokenMasks | N
     if masks is not None and len(masks.rows):
         order = {int(row): index for index, row in enumerate(batch.rows)}
         lines = [(order[int(row)], at) for at, row in enumerate(masks.rows) if int(row) in order]
-        segments = torch.tensor([segment for segment, _ in lines], dtype=torch.int64).to(logits.device)
-        bits = torch.from_numpy(masks.bits[[at for _, at in lines]]).to(logits.device)
+        segments = rows.move(torch.tensor([segment for segment, _ in lines], dtype=torch.int64))
+        bits = rows.move(torch.from_numpy(masks.bits[[at for _, at in lines]]))
         allowed = unpack_bits(bits, logits.shape[1])
         part = logits.index_select(0, segments)
         logits.index_copy_(0, segments, part.masked_fill_(~allowed, float("-inf")))

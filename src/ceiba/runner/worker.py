@@ -7,6 +7,7 @@ Neither waits for the device on an accelerator. Knows rows and slots; never a re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +31,9 @@ from ceiba.runner.results import DeviceValues, PendingResult
 from ceiba.runner.rows import Rows
 from ceiba.runner.sampler import sample
 
+if TYPE_CHECKING:
+    from ceiba.runner.device_path import DevicePath
+
 KV_DTYPES = {
     **DTYPES,
     "bf16": torch.bfloat16,
@@ -48,8 +52,10 @@ class ForwardHandle:
     """[S] rows that sample"""
     logits: torch.Tensor
     """[S, vocab]"""
-    hidden: torch.Tensor
-    """[T, hidden]"""
+    hidden: torch.Tensor | None
+    """[T, hidden]; None for a captured decode step"""
+    launched: Any = None
+    """What ``DevicePath`` keeps between the two halves of a step"""
 
 
 class ModelRunner:
@@ -75,9 +81,14 @@ class ModelRunner:
         self.attention = select_pair(
             runner.attention_backend, runner.prefill_attention_backend, runner.decode_attention_backend, needs
         )
+        self.attention.prepare(self.model.layers)
         shape = self.model.kv_shape(kv_dtype)
+        vocab = self.model.spec.vocab_size
+        max_rows = scheduler.max_running_requests
+        self.rows = Rows(max_rows, config.model.context_len, vocab, self.device)
         slots = scheduler.max_total_tokens
         if self.device.type == "cuda":
+            # The slot table counts as used: it was allocated first.
             free, total = torch.cuda.mem_get_info(self.device)
             slots = final_slots(
                 total_bytes=total,
@@ -88,14 +99,18 @@ class ModelRunner:
                 page_size=scheduler.page_size,
             )
         self.pool = KVPool(shape, slots, scheduler.page_size, self.device)
+        self._device_path: DevicePath | None = None
+        if self.device.type == "cuda":
+            from ceiba.runner.device_path import DevicePath
+
+            self._device_path = DevicePath(runner, model, self.attention, self.pool, self.rows)
+            self._device_path.warm_up()
+        else:
+            self.inputs = StepInputs(max(scheduler.chunked_prefill_size, max_rows), max_rows, self.device)
         host = model.ops.host
         if host is not None and self.attention.name == "cpu" and not objections(needs, HostAttention.capabilities):
             self.attention = HostAttention(host)
             self.model = fuse(model, self.pool, self.attention) or model
-        vocab = self.model.spec.vocab_size
-        max_rows = scheduler.max_running_requests
-        self.rows = Rows(max_rows, config.model.context_len, vocab, self.device)
-        self.inputs = StepInputs(max(scheduler.chunked_prefill_size, max_rows), max_rows, self.device)
         self._prompt_block = block_size(vocab)
         self._stats = {"forwards": 0.0, "decode_forwards": 0.0, "tokens": 0.0, "sampled_tokens": 0.0, "graph_hits": 0.0}
         self.info = RunnerInfo(
@@ -113,11 +128,16 @@ class ModelRunner:
     def forward(self, plan: StepPlan) -> ForwardHandle:
         if plan.positions is not None:
             raise ValueError("this model has one position per token; the plan carries three (mrope)")
-        rows, inputs = self.rows, self.inputs
+        rows = self.rows
         if len(plan.closed):
             rows.close(plan.closed.tolist())
-        for opened in plan.opened:
-            rows.open(opened)
+        rows.open(plan.opened)
+        if self._device_path is not None:
+            launched = self._device_path.forward(plan)
+            sampled = plan.rows[plan.samples]
+            self._count(plan, len(sampled))
+            return ForwardHandle(plan, sampled, launched.logits, launched.hidden, launched)
+        inputs = self.inputs
         inputs.fill(plan)
         ids = inputs.tokens
         if inputs.has_future:
@@ -147,14 +167,19 @@ class ModelRunner:
     @torch.inference_mode()
     def sample(self, handle: ForwardHandle, masks: TokenMasks | None = None) -> PendingResult:
         batch = self.rows.batch(handle.rows)
-        chosen = sample(handle.logits, batch, self.rows, masks)
-        self.rows.sampled(batch, chosen.tokens)
-        values = DeviceValues(handle.plan.step, handle.rows, chosen.tokens, chosen.faults)
+        values = DeviceValues(handle.plan.step, handle.rows)
+        if self._device_path is not None:
+            found = self._device_path.sample(handle.launched, batch, masks)
+            raw, values.packed, values.tokens = found.raw, found.result, found.tokens
+        else:
+            chosen = sample(handle.logits, batch, self.rows, masks)
+            self.rows.sampled(batch, chosen.tokens)
+            raw, values.tokens, values.faults = chosen.raw, chosen.tokens, chosen.faults
         wanted = batch.logprob_segments
-        if wanted is not None and chosen.raw is not None:
-            raw, tokens = chosen.raw, chosen.tokens
+        if wanted is not None and raw is not None:
+            tokens = values.tokens
             if len(wanted) < len(handle.rows):
-                segments = torch.from_numpy(wanted).to(self.device)
+                segments = self.rows.move(torch.from_numpy(wanted))
                 raw, tokens = raw.index_select(0, segments), tokens.index_select(0, segments)
             fixed = batch.fixed or []
             values.logprobs = logprobs(raw, tokens, batch.top, [(index, ids) for index, _, ids in fixed])
@@ -167,6 +192,7 @@ class ModelRunner:
     def _prompt_logprobs(self, handle: ForwardHandle) -> list[tuple[int, PromptBlock]]:
         """Of this step's prefill segments: the hidden state at position p predicts the prompt token at p + 1."""
         plan, found, offset = handle.plan, [], 0
+        assert handle.hidden is not None
         for index in range(plan.num_prefill):
             row, start, length = int(plan.rows[index]), int(plan.starts[index]), int(plan.lengths[index])
             asked = self.rows.prompt(row)
@@ -174,14 +200,14 @@ class ModelRunner:
             if asked is None:
                 continue
             spec, prompt = asked
-            ids = torch.as_tensor(np.asarray(spec.token_ids, np.int64)).to(self.device) if spec.token_ids else None
+            ids = self.rows.move(torch.as_tensor(np.asarray(spec.token_ids, np.int64))) if spec.token_ids else None
             if start == 0 and spec.prompt_start == 0:
                 found.append((row, self._first_position(spec.top, ids)))
             first, end = max(spec.prompt_start, start + 1), min(start + length + 1, len(prompt))
             for at in range(first, end, self._prompt_block):
                 stop = min(at + self._prompt_block, end)
                 states = handle.hidden[begin + at - 1 - start : begin + stop - 1 - start]
-                targets = torch.from_numpy(prompt[at:stop].astype(np.int64)).to(self.device)
+                targets = self.rows.move(torch.from_numpy(prompt[at:stop].astype(np.int64)))
                 block = prompt_block(at, self.model.logits(states).float(), targets, spec.top, ids)
                 found.append((row, block))
         return found
@@ -206,11 +232,15 @@ class ModelRunner:
         stats["sampled_tokens"] += sampled
 
     def stats(self) -> dict[str, float]:
+        if self._device_path is not None:
+            self._stats["graph_hits"] = float(self._device_path.graphs.hits)
         return dict(self._stats)
 
     def close(self) -> None:
         """Drop what holds device memory. The runner cannot be used afterwards."""
-        del self.model, self.pool, self.rows, self.inputs, self.attention
+        self._device_path = None
+        self.inputs = None  # type: ignore[assignment]
+        del self.model, self.pool, self.rows, self.attention
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

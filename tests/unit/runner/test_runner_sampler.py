@@ -41,8 +41,8 @@ def exponential_fits(noise: np.ndarray) -> bool:
 def open_rows(
     rows: Rows, params: list[SamplingParams], seeds: list[int] | None = None, output: list[int] = OUTPUT, eos: Any = ()
 ) -> np.ndarray:
-    for row, sampling in enumerate(params):
-        rows.open(
+    rows.open(
+        [
             RowOpen(
                 row=row,
                 tokens=np.array(PROMPT + output, np.int32),
@@ -52,7 +52,9 @@ def open_rows(
                 seed=row if seeds is None else seeds[row],
                 eos_ids=eos,
             )
-        )
+            for row, sampling in enumerate(params)
+        ]
+    )
     return np.arange(len(params), dtype=np.int32)
 
 

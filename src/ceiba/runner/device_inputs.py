@@ -1,0 +1,84 @@
+"""A step's arrays on a CUDA device, sent in one copy: of any shape for eager steps, at fixed places for captured ones.
+
+Knows plans, never models or sampling. Its counterpart on the CPU, where nothing is copied, is ``runner.inputs``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ceiba.core.step import StepPlan
+from ceiba.runner.staging import Staging
+
+Tensor = torch.Tensor
+
+
+class DeviceInputs:
+    """After ``fill`` or ``fill_decode``, int32 device views of the step's arrays: ``tokens``, ``token_rows``,
+    ``positions``, ``slots`` [T]; ``rows``, ``kv_lens`` [B]; ``offsets`` [B + 1]; ``select`` and ``sample_rows`` [S],
+    the last token and the row of each sampled segment.
+    """
+
+    tokens: Tensor
+    token_rows: Tensor
+    positions: Tensor
+    slots: Tensor
+    rows: Tensor
+    kv_lens: Tensor
+    offsets: Tensor
+    select: Tensor
+    sample_rows: Tensor
+
+    def __init__(self, max_decode: int, pad_row: int, pad_slot: int, device: torch.device) -> None:
+        """``max_decode``: largest batch of a captured decode step; ``pad_row`` and ``pad_slot`` take padding."""
+        self._pad_row, self._pad_slot = pad_row, pad_slot
+        self._any = Staging(1 << 16, device)
+        self._decode = Staging(5 * max(1, max_decode), device)
+        self._arange = torch.arange(max_decode + 1, dtype=torch.int32, device=device)
+
+    def fill(self, plan: StepPlan) -> None:
+        """Any step, unpadded."""
+        total, count = plan.num_tokens, plan.num_segments
+        sampled = int(np.count_nonzero(plan.samples))
+        stage = self._any
+        stage.begin(4 * total + 3 * count + 1 + 2 * sampled)
+        self.tokens, self.slots = stage.put(plan.tokens), stage.put(plan.slots)
+        token_rows, self.token_rows = stage.take(total)
+        positions, self.positions = stage.take(total)
+        self.rows = stage.put(plan.rows)
+        kv_lens, self.kv_lens = stage.take(count)
+        np.add(plan.starts, plan.lengths, out=kv_lens)
+        offsets, self.offsets = stage.take(count + 1)
+        offsets[0] = 0
+        np.cumsum(plan.lengths, out=offsets[1:])
+        if plan.num_prefill:
+            token_rows[:] = np.repeat(plan.rows, plan.lengths)
+            np.add(np.repeat(plan.starts - offsets[:count], plan.lengths), np.arange(total), out=positions)
+        else:
+            token_rows[:] = plan.rows
+            positions[:] = plan.starts
+        select, self.select = stage.take(sampled)
+        np.subtract(offsets[1:][plan.samples], 1, out=select)
+        self.sample_rows = stage.put(plan.rows[plan.samples])
+        stage.send()
+
+    def fill_decode(self, plan: StepPlan | None, size: int) -> None:
+        """A decode step padded to ``size`` segments, at addresses that depend on ``size`` alone; None: only padding."""
+        count = 0 if plan is None else plan.num_segments
+        stage = self._decode
+        stage.begin(5 * size)
+        fields = [stage.take(size) for _ in range(5)]
+        if plan is not None:
+            sources = (plan.tokens, plan.rows, plan.starts, plan.slots)
+            for (host, _), values in zip(fields, sources, strict=False):
+                host[:count] = values
+            np.add(plan.starts, 1, out=fields[4][0][:count])
+        for (host, _), filler in zip(fields, (0, self._pad_row, 0, self._pad_slot, 0), strict=True):
+            host[count:] = filler
+        self.tokens, self.rows, self.positions, self.slots, self.kv_lens = (device for _, device in fields)
+        self.token_rows = self.rows
+        self.offsets = self._arange[: size + 1]
+        self.select = self._arange[:count]
+        self.sample_rows = self.rows[:count]
+        stage.send()

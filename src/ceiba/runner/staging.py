@@ -1,0 +1,60 @@
+"""Host memory on its way to the device: pinned buffers in rotation, one asynchronous copy for many arrays.
+
+The device buffer keeps its address unless it must grow, so captured graphs can read it. A host buffer is filled again
+only after its last copy has left it, which the steady state never waits for. Knows integers, never what they mean.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+Tensor = torch.Tensor
+
+DEPTH = 3
+"""Host buffers in rotation: one being filled, one whose copy waits behind a running step, one spare."""
+
+
+class Staging:
+    """int32 arrays packed into one buffer."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._device = device
+        self._pinned = device.type == "cuda"
+        self._turn = 0
+        self._used = 0
+        self._reserve(size)
+
+    def _reserve(self, size: int) -> None:
+        self.target = torch.zeros(size, dtype=torch.int32, device=self._device)
+        self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=self._pinned) for _ in range(DEPTH)]
+        self._views = [host.numpy() for host in self._hosts]
+        self._copied = [torch.cuda.Event() for _ in range(DEPTH)] if self._pinned else []
+
+    def begin(self, size: int) -> None:
+        """Start filling the next host buffer with ``size`` integers in all."""
+        if size > len(self.target):
+            self._reserve(max(size, 2 * len(self.target)))
+        self._turn = (self._turn + 1) % DEPTH
+        if self._copied:
+            self._copied[self._turn].synchronize()
+        self._used = 0
+
+    def take(self, count: int) -> tuple[np.ndarray, Tensor]:
+        """The next ``count`` integers: the host's view to fill and the device's, valid after ``send``."""
+        at = slice(self._used, self._used + count)
+        self._used += count
+        return self._views[self._turn][at], self.target[at]
+
+    def put(self, values: np.ndarray) -> Tensor:
+        """Append an array; its device view, valid after ``send``."""
+        host, device = self.take(len(values))
+        host[:] = values
+        return device
+
+    def send(self) -> None:
+        """One copy of everything taken since ``begin``."""
+        source = self._hosts[self._turn]
+        self.target[: self._used].copy_(source[: self._used], non_blocking=True)
+        if self._copied:
+            self._copied[self._turn].record()
