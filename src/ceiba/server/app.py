@@ -5,11 +5,10 @@ Owns wiring only. Must never hold request logic: a route is a few lines that han
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Path, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,17 +17,29 @@ from ceiba import ui
 from ceiba.config.records import Config
 from ceiba.core.errors import NotFound
 from ceiba.obs.metrics import FrontMetrics
-from ceiba.server import admin, answers, errors, native, native_schemas, state, unavailable
+from ceiba.server import (
+    admin,
+    answers,
+    cache_routes,
+    errors,
+    native,
+    native_schemas,
+    scheduling,
+    sessions,
+    state,
+    unavailable,
+)
+from ceiba.server.anthropic import routes as anthropic
 from ceiba.server.auth import Access, AccessTable, AuthMiddleware
 from ceiba.server.decode import read
 from ceiba.server.front import Front
 from ceiba.server.limits import LimitMiddleware
 from ceiba.server.logprobs import TokenTexts
+from ceiba.server.ollama import routes as ollama
 from ceiba.server.openai import chat, completions, models, schemas, translate
-from ceiba.server.openapi import Document, Operation
+from ceiba.server.openapi import Operation
+from ceiba.server.routes import Handler, Routes, json_answer
 from ceiba.server.sse import Answer
-
-Handler = Callable[..., Awaitable[Response]]
 
 
 def create_app(front: Front, config: Config | None = None) -> FastAPI:
@@ -56,8 +67,11 @@ def create_app(front: Front, config: Config | None = None) -> FastAPI:
     )
     routes = Routes(app)
     _inference(routes, front)
+    anthropic.wire(routes, front)
+    ollama.wire(routes, front)
     _state(routes, front)
     _admin(routes, front)
+    cache_routes.wire(routes, front)
     _unavailable(routes)
     _pages(routes, with_ui=not config.server.disable_ui)
     for path in ("/openapi.json", "/docs", "/docs/oauth2-redirect"):
@@ -80,70 +94,47 @@ def create_app(front: Front, config: Config | None = None) -> FastAPI:
     return app
 
 
-class Routes:
-    """Adds routes with their access level and documentation; a working route cannot be added without both."""
-
-    def __init__(self, app: FastAPI) -> None:
-        self._app = app
-        self.table = AccessTable()
-        self.document = Document()
-
-    def add(self, path: str, methods: tuple[str, ...], level: Access, operation: Operation, handler: Handler) -> None:
-        self.table.declare(path, level)
-        self.document.add(path, methods, operation)
-        name = path.strip("/").replace("/", "_").replace("{", "").replace(":path}", "")
-        for method in methods:
-            self._app.add_api_route(
-                path,
-                handler,
-                methods=[method],
-                response_model=None,
-                summary=operation.summary,
-                operation_id=f"{method.lower()}_{name}",
-            )
-
-    def add_page(self, path: str, handler: Handler) -> None:
-        """Something for browsers: public, GET and HEAD, and no part of the document."""
-        self.table.declare(path, Access.OPEN)
-        self._app.add_route(path, handler, methods=["GET"], include_in_schema=False)
-
-    def add_refusal(self, path: str, methods: tuple[str, ...], level: Access, handler: Handler) -> None:
-        """A known route that does not work here; it is closed like the others, and no part of the document."""
-        self.table.declare(path, level)
-        self._app.add_route(path, handler, methods=list(methods), include_in_schema=False)
-
-
 def _chat_hints(body: schemas.ChatRequest, front: Front) -> dict[str, str]:
     return translate.hints(body, chat.unread_variables(body, front))
 
 
-def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
 def _inference(routes: Routes, front: Front) -> None:
     texts = TokenTexts(front.tokenizer)
+    conversations = sessions.Sessions(front)
+
+    async def open_session(request: Request) -> Response:
+        return json_answer(conversations.open(await read(request, sessions.OpenSession)))
+
+    async def close_session(request: Request) -> Response:
+        name = (await read(request, sessions.CloseSession)).session_id
+        await conversations.close(name)
+        return json_answer({"closed": name})
 
     async def chat_completions(request: Request) -> Response:
         body = await read(request, schemas.ChatRequest)
-        wanted = chat.request_of(body, front, request.headers)
+        wanted = scheduling.apply(body, front, chat.request_of(body, front, request.headers))
         return Answer(front, wanted, chat.ChatShape(body, wanted, front, texts), _chat_hints(body, front))
 
     async def text_completions(request: Request) -> Response:
         body = await read(request, schemas.CompletionRequest)
-        wanted = completions.engine_request(body, front, request.headers)
+        wanted = scheduling.apply(body, front, completions.engine_request(body, front, request.headers))
         return Answer(front, wanted, completions.CompletionShape(body, wanted, front, texts), translate.hints(body))
 
     async def generate(request: Request) -> Response:
         body = await read(request, native_schemas.GenerateRequest)
         wanted, many = native.engine_request(body, front, request.headers)
-        return Answer(front, wanted, native.GenerateShape(body, wanted, front, texts, many))
+        scheduling.apply(body, front, wanted)
+        shape = native.GenerateShape(body, wanted, front, texts, many)
+        if body.session_params is None:
+            return Answer(front, wanted, shape)
+        turn = await conversations.continued(sessions.described(body.session_params), wanted)
+        return sessions.SessionAnswer(front, wanted, shape, turn)
 
     async def tokenize(request: Request) -> Response:
-        return _json(await native.tokenize(await read(request, native_schemas.TokenizeRequest), front))
+        return json_answer(await native.tokenize(await read(request, native_schemas.TokenizeRequest), front))
 
     async def detokenize(request: Request) -> Response:
-        return _json(await native.detokenize(await read(request, native_schemas.DetokenizeRequest), front))
+        return json_answer(await native.detokenize(await read(request, native_schemas.DetokenizeRequest), front))
 
     post, user = ("POST",), Access.USER
     routes.add(
@@ -172,6 +163,10 @@ def _inference(routes: Routes, front: Front) -> None:
         ),
         generate,
     )
+    opening = Operation("Open a session for /generate; answers its id", sessions.OpenSession, str)
+    routes.add("/open_session", post, user, opening, open_session)
+    closing = Operation("Close a session", sessions.CloseSession, dict[str, str])
+    routes.add("/close_session", post, user, closing, close_session)
     for prefix in ("/v1", ""):
         operation = Operation("Text to token ids", native_schemas.TokenizeRequest, answers.TokenizeAnswer)
         routes.add(f"{prefix}/tokenize", post, user, operation, tokenize)
@@ -182,31 +177,33 @@ def _inference(routes: Routes, front: Front) -> None:
 def _state(routes: Routes, front: Front) -> None:
     async def health() -> Response:
         status, body = state.health_body(front.health())
-        return _json(body, status)
+        return json_answer(body, status)
 
     async def health_generate() -> Response:
         status, body = state.health_body(await front.probe())
-        return _json(body, status)
+        return json_answer(body, status)
 
     async def metrics() -> Response:
         if not front.metrics.enabled:
             raise NotFound("metrics are off: start the server with --enable-metrics.", code="metrics_disabled")
         return Response(front.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def model_list() -> Response:
-        return _json(models.listing(front))
+    async def model_list(request: Request) -> Response:
+        return json_answer(models.listing(front, anthropic="anthropic-version" in request.headers))
 
-    async def model(model_id: str = Path(description="Name of the model, as /v1/models shows it.")) -> Response:
-        return _json(models.one(front, model_id))
+    async def model(
+        request: Request, model_id: str = Path(description="Name of the model, as /v1/models shows it.")
+    ) -> Response:
+        return json_answer(models.one(front, model_id, anthropic="anthropic-version" in request.headers))
 
     async def model_info() -> Response:
-        return _json(state.model_info(front))
+        return json_answer(state.model_info(front))
 
     async def server_info() -> Response:
-        return _json(await state.server_info(front))
+        return json_answer(await state.server_info(front))
 
     async def loads() -> Response:
-        return _json(await state.loads(front))
+        return json_answer(await state.loads(front))
 
     get = ("GET",)
     state_of = Operation("Whether the engine is alive, from its heartbeat", None, answers.HealthAnswer)
@@ -235,10 +232,10 @@ def _state(routes: Routes, front: Front) -> None:
 
 def _admin(routes: Routes, front: Front) -> None:
     async def flush_cache() -> Response:
-        return _json(await admin.flush_cache(front))
+        return json_answer(await admin.flush_cache(front))
 
     async def abort_request(request: Request) -> Response:
-        return _json(admin.abort_request(front, await read(request, native_schemas.AbortRequest)))
+        return json_answer(admin.abort_request(front, await read(request, native_schemas.AbortRequest)))
 
     routes.add(
         "/flush_cache",

@@ -104,6 +104,8 @@ class Choice:
         self.finish: Finish | None = None
         self.cached_tokens = 0
         self.queue_time = 0.0
+        self.cached_by_tier: dict[str, int] = {}
+        self.pinned_tokens = 0
         self.completion_tokens = 0
         self._spec = spec
         self._started = False
@@ -122,6 +124,7 @@ class Choice:
         usage = chunk.usage
         if usage is not None:
             self.cached_tokens, self.queue_time = usage.cached_tokens, usage.queue_time
+            self.cached_by_tier, self.pinned_tokens = usage.cached_by_tier, usage.pinned_tokens
         if chunk.count:
             self.completion_tokens += chunk.count
             self._tokens.append(chunk.tokens)
@@ -227,14 +230,19 @@ class Totals:
     completion: int
     cached: int
     reasoning: int
+    cached_by_tier: dict[str, int]
+    pinned: int
 
 
 def totals(request: EngineRequest, choices: list[Choice]) -> Totals:
-    prompt = cached = 0
-    at = 0
+    prompt = cached = pinned = at = 0
+    tiers: dict[str, int] = {}
     for entry in request.inputs:
         prompt += choices[at].prompt_tokens
         cached += choices[at].cached_tokens
+        pinned += choices[at].pinned_tokens
+        for tier, count in choices[at].cached_by_tier.items():
+            tiers[tier] = tiers.get(tier, 0) + count
         at += entry.n
     reasoning = sum(c.reasoning_tokens for c in choices) if request.output is not None else 0
-    return Totals(prompt, sum(c.completion_tokens for c in choices), cached, reasoning)
+    return Totals(prompt, sum(c.completion_tokens for c in choices), cached, reasoning, tiers, pinned)

@@ -70,7 +70,7 @@ def engine_request(chat: Chat, front: Front, rid: str, **options: Any) -> Engine
     output = front.parsers.output(tools, separate=chat.separate, one_call=not chat.parallel)
     sampling, names = chat.sampling, dict(chat.names)
     if tools:
-        sampling = _constrained(chat, choice, output, sampling, names)
+        sampling = _constrained(chat, choice, output, names, front.config.grammar.backend)
     elif choice not in {"none", "auto"}:
         name = names.get("tool_choice", "tool_choice")
         raise BadRequest(f"{name} asks for a call, but the request has no tools.", param=name)
@@ -194,9 +194,10 @@ def _choice(chat: Chat) -> str:
 
 
 def _constrained(
-    chat: Chat, choice: str, output: OutputFormat | None, sampling: SamplingParams, names: dict[str, str]
+    chat: Chat, choice: str, output: OutputFormat | None, names: dict[str, str], backend: str
 ) -> SamplingParams:
     """With the grammar that holds calls to their form, where one is asked for."""
+    sampling = chat.sampling
     assert output is not None
     assert output.tool is not None
     wanted: str | dict[str, Any] = choice if choice in {"auto", "required"} else {"name": choice}
@@ -210,7 +211,14 @@ def _constrained(
             param=names.get("tool_choice", "tool_choice"),
         )
     reason = "tools" if choice == "auto" else "tool_choice"
-    names["structural_tag"] = names.get(reason, reason)
+    name = names["structural_tag"] = names.get(reason, reason)
+    if backend in {"none", "outlines"}:
+        raise BadRequest(
+            f"{name}: forced and strict calls are not available with --grammar-backend {backend}; start the server "
+            "with llguidance or xgrammar.",
+            param=name,
+            code="not_available",
+        )
     return msgspec.structs.replace(sampling, structural_tag=msgspec.json.encode(found).decode())
 
 

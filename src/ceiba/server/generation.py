@@ -39,8 +39,8 @@ def fault(finish: Finish) -> CeibaError:
 class Generation:
     """Made by ``Front.submit``. Use as ``async with``, so that leaving early aborts what still runs.
 
-    ``prompts`` are the token ids of each input and ``texts`` their words, known once ``submit`` has returned. All methods belong to the event
-    loop of the front.
+    ``prompts`` are the token ids of each input and ``texts`` its words, known once ``submit`` has returned. All
+    methods belong to the event loop of the front.
     """
 
     def __init__(self, request: EngineRequest, leave: LeaveFn) -> None:

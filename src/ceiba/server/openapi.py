@@ -6,7 +6,7 @@ Owns how structs become components. Must never know a route by name.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -27,6 +27,10 @@ class Operation:
     answer: Any
     event: Any = None
     """The data of one server-sent event, for routes that stream."""
+    event_type: str = "text/event-stream"
+
+    def streaming(self, media_type: str) -> Operation:
+        return replace(self, event_type=media_type)
 
 
 class Document:
@@ -73,7 +77,7 @@ class Document:
         if operation.answer is not None:
             content["application/json"] = {"schema": by_type[id(operation.answer)]}
         if operation.event is not None:
-            content["text/event-stream"] = {"schema": by_type[id(operation.event)]}
+            content[operation.event_type] = {"schema": by_type[id(operation.event)]}
         entry["responses"] = {"200": {"description": "Answer"}, "default": error}
         if content:
             entry["responses"]["200"]["content"] = content

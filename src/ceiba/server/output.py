@@ -49,7 +49,7 @@ class OutputFormat:
 
     def starts_thinking(self, prompt: str) -> bool:
         """Whether the model is already thinking where ``prompt`` (rendered) ends."""
-        return self.reasoning is not None and self.reasoning.opened_by(prompt) is True
+        return self.reasoning is not None and self.reasoning.thinks(prompt) is True
 
     @property
     def channels(self) -> bool:
@@ -66,12 +66,13 @@ class OutputFormat:
             return "<|end|><|start|>assistant<|channel|>final<|message|>"
         return reasoning.pairs[0][1]
 
-    def think_end_ids(self) -> tuple[int, ...]:
-        """Token ids of the marker after which the thinking is over; empty where none is known."""
+    def think_end_ids(self, answer: bool = False) -> tuple[int, ...]:
+        """Token ids of the marker after which the thinking is over (with ``answer``: after which the answer's own
+        text stands); empty where none is known."""
         reasoning, vocabulary = self.reasoning, self.vocabulary
-        if reasoning is None or vocabulary is None or not reasoning.ends_at:
+        if reasoning is None or vocabulary is None or reasoning.passed:
             return ()
-        marker = reasoning.ends_at[-1] if self.channels else reasoning.ends_at[0]
+        marker = (reasoning.answer_at if answer else reasoning.ends_at)[0]
         token = vocabulary.token_to_id(marker)
         if token is not None:
             return (token,)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ceiba.core.errors import CeibaError
-from ceiba.server import errors
+from ceiba.server import errors, scheduling
 from ceiba.server.choices import Choice, Delta, choices_of
 from ceiba.server.front import Front
 from ceiba.server.generation import Generation, failed
@@ -63,6 +63,7 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher: asyncio.Task[None] | None = None
+        self._request.tenant = self._request.tenant or scheduling.tenant(scope, self._front)
         path = errors.path_of(scope)
         try:
             async with self._front.open(self._request) as generation:

@@ -133,8 +133,9 @@ def settle(request: EngineRequest, texts: list[str]) -> None:
     if output is None:
         return
     for entry, text in zip(request.inputs, texts, strict=True):
+        ids = output.think_end_ids(answer=entry.sampling.structural_tag is None)
         if entry.sampling.constrained and (output.channels or output.starts_thinking(text)):
-            entry.sampling = msgspec.structs.replace(entry.sampling, think_end_ids=output.think_end_ids())
+            entry.sampling = msgspec.structs.replace(entry.sampling, think_end_ids=ids)
 
 
 def bounded(message: Generate, entry: Input, text: str, output: OutputFormat | None) -> BoundedThinking | None:

@@ -11,11 +11,9 @@ _LATER = "not available yet"
 _EMBED = "not available yet: this server runs generative models only"
 _LORA = "not available yet: LoRA adapters"
 _WEIGHTS = "not available yet: changing weights at run time"
-_OLLAMA = "not available yet: Ollama's protocol"
-_ANTHROPIC = "not available yet: Anthropic's protocol"
+_ONE_MODEL = "this server has one model, chosen when it starts"
 _RESPONSES = "not available yet: the Responses API; use /v1/chat/completions"
 _HICACHE = "not available yet: the cache hierarchy"
-_SESSIONS = "not available yet: sessions; the prefix cache serves repeated prefixes without them"
 _EXPERTS = "not available yet: expert statistics"
 _PAUSE = "not available yet: pausing generation"
 _PROFILE = "not available yet: profiling through the server"
@@ -32,15 +30,14 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Access, str], ...] = (
     ("/v1/responses", ("POST",), Access.USER, _RESPONSES),
     ("/v1/responses/{response_id}", ("GET",), Access.USER, _RESPONSES),
     ("/v1/responses/{response_id}/cancel", ("POST",), Access.USER, _RESPONSES),
-    ("/v1/messages", ("POST",), Access.USER, _ANTHROPIC),
-    ("/v1/messages/count_tokens", ("POST",), Access.USER, _ANTHROPIC),
     ("/v1/audio/transcriptions", ("POST",), Access.USER, "not available yet: audio"),
     ("/invocations", ("POST",), Access.USER, _LATER + ": use /v1/chat/completions"),
     ("/vertex_generate", ("POST",), Access.USER, _LATER + ": use /generate"),
-    ("/api/chat", ("POST",), Access.USER, _OLLAMA),
-    ("/api/generate", ("POST",), Access.USER, _OLLAMA),
-    ("/api/show", ("POST",), Access.USER, _OLLAMA),
-    ("/api/tags", ("GET",), Access.USER, _OLLAMA),
+    ("/api/pull", ("POST",), Access.ADMIN, _ONE_MODEL),
+    ("/api/push", ("POST",), Access.ADMIN, _ONE_MODEL),
+    ("/api/create", ("POST",), Access.ADMIN, _ONE_MODEL),
+    ("/api/copy", ("POST",), Access.ADMIN, _ONE_MODEL),
+    ("/api/delete", ("DELETE",), Access.ADMIN, _ONE_MODEL),
     ("/parse_function_call", ("POST",), Access.USER, "not available yet: tool-call parsers"),
     ("/separate_reasoning", ("POST",), Access.USER, "not available yet: reasoning parsers"),
     ("/v1/models/load", ("POST",), Access.ADMIN, "not available yet: several models behind one port"),
@@ -72,8 +69,6 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Access, str], ...] = (
     ("/unload_lora_adapter", ("POST",), Access.ADMIN, _LORA),
     ("/hicache/storage-backend", ("GET", "PUT", "DELETE"), Access.ADMIN, _HICACHE),
     ("/hicache/storage-backend/clear", ("POST",), Access.ADMIN, _HICACHE),
-    ("/open_session", ("GET", "POST"), Access.ADMIN, _SESSIONS),
-    ("/close_session", ("GET", "POST"), Access.ADMIN, _SESSIONS),
     ("/pd_role_switch", ("POST",), Access.ADMIN, "not available yet: prefill/decode separation"),
     ("/start_expert_distribution_record", ("GET", "POST"), Access.ADMIN, _EXPERTS),
     ("/stop_expert_distribution_record", ("GET", "POST"), Access.ADMIN, _EXPERTS),

@@ -1,0 +1,230 @@
+"""Anthropic's protocol: the real SDK against uvicorn on loopback, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import anthropic
+import pytest
+
+from ceiba.server.front import Front
+from support.fake_engine import ByteTokenizer, FakeEngine, ThinkingTemplate, make_config, text_for
+from support.front_world import RawCall, make_world
+from support.http_server import serving
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+PROMPT = list(b"<user>hello\n<assistant>")
+WEATHER = {
+    "name": "weather",
+    "description": "Weather of a city",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+SAID = f"<think>\nhm\n</think>\n\nLet me see.\n{CALL}"
+
+
+@pytest.fixture(scope="module")
+def server():
+    def make():
+        engine = FakeEngine(0.0002)
+        config = make_config(context=4096, api_key="key", reasoning_parser="auto")
+        return Front(config, ByteTokenizer(), ThinkingTemplate(), engine), engine
+
+    with serving(make) as made:
+        yield made
+
+
+@pytest.fixture
+def engine(server):
+    yield server[1]
+    server[1].speak = None
+    server[1].burst = 1
+
+
+@pytest.fixture
+def client(server):
+    with anthropic.Anthropic(base_url=server[0], api_key="key", max_retries=0) as client:
+        yield client
+
+
+def test_a_message(client):
+    answer = client.messages.create(model="any", max_tokens=10, messages=MESSAGES)
+    assert answer.content[0].text == text_for(PROMPT, None)[:10]
+    assert (answer.type, answer.role, answer.model) == ("message", "assistant", "any")
+    assert answer.stop_reason == "max_tokens"
+    assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == len(PROMPT)
+    assert answer.usage.output_tokens == 10
+    assert answer.id.startswith("msg_")
+    assert answer._request_id == answer.id
+
+
+def test_system_blocks_and_stop_sequences(client, engine):
+    engine.speak = "one two three"
+    answer = client.messages.create(
+        model="m",
+        max_tokens=50,
+        system=[{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}],
+        messages=[{"role": "user", "content": [{"type": "text", "text": "count"}]}],
+        stop_sequences=["three"],
+        extra_body={"temperature": 0.5, "top_k": 5, "top_p": 0.9},
+    )
+    assert answer.content[0].text == "one two "
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "three")
+    sent = engine.received[-1]
+    assert bytes(sent.input_ids[::4]) == b"<system>Be short.\n<user>count\n<assistant>"
+    assert (sent.sampling.temperature, sent.sampling.top_k, sent.sampling.top_p) == (0.5, 5, 0.9)
+
+
+@pytest.mark.parametrize("burst", [1, 4, 1000])
+def test_a_stream_is_what_the_sdk_expects_and_adds_up_to_the_whole(client, engine, burst):
+    engine.burst, engine.speak = burst, SAID
+    fields = {"model": "m", "max_tokens": 500, "messages": MESSAGES, "tools": [WEATHER]}
+    with client.messages.stream(**fields) as stream:
+        events = list(stream)
+        final = stream.get_final_message()
+    whole = client.messages.create(**fields)
+
+    def blocks(message):
+        return [{**b.model_dump(), "id": None} for b in message.content]
+
+    assert blocks(final) == blocks(whole)
+    assert [b.type for b in final.content] == ["thinking", "text", "tool_use"]
+    assert final.content[0].thinking == "hm"
+    assert final.content[1].text == "Let me see."
+    assert final.content[2].input == {"city": "Bern"}
+    assert final.stop_reason == whole.stop_reason == "tool_use"
+    kinds = [e.type for e in events]
+    assert kinds[0] == "message_start"
+    assert kinds[-1] == "message_stop"
+    assert kinds.count("message_delta") == 1
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 3
+
+
+def test_both_ends_of_a_stream_carry_input_counters(client):
+    """HAZARD 4."""
+    list(client.messages.create(model="m", max_tokens=3, messages=MESSAGES, stream=True))
+    events = list(client.messages.create(model="m", max_tokens=3, messages=MESSAGES, stream=True))
+    start = next(e for e in events if e.type == "message_start").message.usage
+    delta = next(e for e in events if e.type == "message_delta").usage
+    for usage in (start, delta):
+        assert usage.input_tokens == 1
+        assert usage.cache_read_input_tokens == len(PROMPT) - 1
+        assert usage.cache_creation_input_tokens == 0
+    assert delta.output_tokens == 3
+
+
+def test_a_tool_conversation(client, engine):
+    engine.speak = "It is sunny."
+    messages = [
+        *MESSAGES,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": ""},
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Bern"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "sunny"}]},
+                {"type": "tool_result", "tool_use_id": "c2", "content": "no such city", "is_error": True},
+                {"type": "text", "text": "Well?"},
+            ],
+        },
+    ]
+    answer = client.messages.create(model="m", max_tokens=50, messages=messages, tools=[WEATHER])
+    assert answer.content[0].text == "It is sunny."
+    assert answer.stop_reason == "end_turn"
+
+
+def test_thinking_can_be_switched_off_and_bounded(client, engine):
+    engine.speak = "x" * 300
+    client.messages.create(
+        model="m", max_tokens=200, messages=MESSAGES, thinking={"type": "enabled", "budget_tokens": 100}
+    )
+    assert engine.received[-2].sampling.max_new_tokens == 100
+    with pytest.raises(anthropic.BadRequestError, match="less than max_tokens"):
+        client.messages.create(
+            model="m", max_tokens=100, messages=MESSAGES, thinking={"type": "enabled", "budget_tokens": 100}
+        )
+    client.messages.create(model="m", max_tokens=20, messages=MESSAGES, thinking={"type": "disabled"})
+
+
+def test_a_prefilled_answer_is_continued(client, engine):
+    client.messages.create(model="m", max_tokens=2, messages=[*MESSAGES, {"role": "assistant", "content": "The"}])
+    assert bytes(engine.received[-1].input_ids[::4]) == b"<user>hello\n<assistant>The"
+
+
+def test_count_tokens(client):
+    counted = client.messages.count_tokens(model="m", messages=MESSAGES, system="s", tools=[WEATHER])
+    assert counted.input_tokens == len(b"<system>s\n") + len(PROMPT)
+
+
+def test_models(client):
+    page = client.models.list()
+    assert [m.id for m in page.data] == ["fake-model"]
+    assert client.models.retrieve("fake-model").display_name == "fake-model"
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "text only"),
+        ({"messages": [{"role": "user", "content": [{"type": "strange"}]}]}, "strange"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1"}]}]}, "tool_use"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": ""}]}]}, "redacted"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+        ({"tools": [{"name": "f"}]}, "input_schema"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "nope"}}, "nope"),
+        ({"tool_choice": {"type": "any"}}, "no tools"),
+        ({"tool_choice": {"type": "maybe"}}, "tool_choice"),
+        ({"thinking": {"type": "perhaps"}}, "thinking.type"),
+        ({"extra_body": {"temperature": -1}}, "temperature"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"container": "c"}, "container"),
+        ({"output_config": {"effort": "gigantic"}}, "effort"),
+        ({"extra_body": {"no_such": 1}}, "no_such"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_anthropics_shape(client, fields, match):
+    with pytest.raises(anthropic.BadRequestError, match=match) as error:
+        client.messages.create(**{"model": "m", "max_tokens": 5, "messages": MESSAGES, **fields})
+    assert error.value.body["type"] == "error"
+    assert error.value.body["error"]["type"] == "invalid_request_error"
+
+
+def test_a_wrong_key_and_a_full_queue_have_anthropics_kinds(server, client, engine):
+    with (
+        anthropic.Anthropic(base_url=server[0], api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(anthropic.AuthenticationError) as error,
+    ):
+        stranger.messages.create(model="m", max_tokens=5, messages=MESSAGES)
+    assert error.value.body["error"]["type"] == "authentication_error"
+    engine.max_waiting = 0
+    try:
+        with pytest.raises(anthropic.InternalServerError) as full:
+            client.messages.create(model="m", max_tokens=5, messages=MESSAGES)
+    finally:
+        engine.max_waiting = None
+    assert full.value.status_code == 503
+    assert full.value.body["error"]["type"] == "overloaded_error"
+
+
+async def test_an_error_in_the_middle_of_a_stream_is_an_event():
+    async with make_world(step_seconds=0.002) as world:
+        body = {"model": "m", "max_tokens": 400, "messages": MESSAGES, "stream": True}
+        call = RawCall(world.app, "/v1/messages", json.dumps(body).encode())
+        await call.first_event()
+        world.front.fail("gone")
+        await call.task
+        text = b"".join(m.get("body", b"") for m in call.sent).decode()
+        last = text.rstrip().split("\n\n")[-1]
+        assert last.startswith("event: error\ndata: ")
+        assert json.loads(last.partition("data: ")[2])["error"]["type"] == "overloaded_error"
