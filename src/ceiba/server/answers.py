@@ -28,6 +28,8 @@ class ErrorAnswer(Answer):
 
 class PromptDetails(Answer):
     cached_tokens: Annotated[int, Meta(description="Prompt tokens that the prefix cache held.")]
+    cached_tokens_by_tier: Annotated[dict[str, int], Meta(description="The same by where they lay: device, …")]
+    pinned_tokens: Annotated[int, Meta(description="Tokens that `cache_control` keeps cached; missing if none.")] = 0
 
 
 class CompletionDetails(Answer):
@@ -160,6 +162,8 @@ class GenerateMeta(Answer):
     prompt_tokens: Annotated[int, Meta(description="Tokens of this prompt.")]
     completion_tokens: Annotated[int, Meta(description="Tokens generated so far.")]
     cached_tokens: Annotated[int, Meta(description="Prompt tokens that the prefix cache held.")]
+    cached_tokens_details: Annotated[dict[str, int], Meta(description="The same by where they lay: device, …")]
+    pinned_tokens: Annotated[int, Meta(description="Tokens that stay cached for `cache_control` or a session.")]
     weight_version: Annotated[str, Meta(description="Name of the weights that answered.")]
     queue_time: Annotated[float, Meta(description="Seconds before admission.")]
     e2e_latency: Annotated[float, Meta(description="Seconds since arrival.")]

@@ -92,7 +92,7 @@ class AuthMiddleware:
                 "Start the server with --admin-api-key (or --api-key) and send it as a bearer token.",
                 code="admin_from_remote",
             )
-        given = _bearer(scope)
+        given = bearer(scope)
         admin = _same(given, self._admin_key)
         user = _same(given, self._api_key)
         if level == Access.ADMIN and self._admin_key is not None:
@@ -109,7 +109,7 @@ class AuthMiddleware:
         )
 
 
-def _bearer(scope: Scope) -> bytes | None:
+def bearer(scope: Scope) -> bytes | None:
     """The caller's key: a bearer token, or ``x-api-key`` as some clients send it."""
     for name, value in scope["headers"]:
         if name == b"authorization":

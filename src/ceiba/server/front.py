@@ -152,7 +152,7 @@ class Front:
         """Check ``request`` and register it; nothing is tokenized or sent yet. Raises BadRequest or Unavailable."""
         if self.monitor.stopped is not None:
             raise stopped(self.monitor.stopped.reason)
-        validate.check_request(request, self.vocab_size, self.capacity, self.config.scheduler.policy)
+        validate.check_request(request, self.vocab_size, self.capacity, self.config.scheduler)
         generation = Generation(request, self._leave)
         spans: dict[str, range] = {}
         at = 0
@@ -372,6 +372,7 @@ class Front:
     def _send(self, generation: Generation) -> None:
         request, index = generation.request, 0
         namespace = request.namespace()
+        shares = self.config.scheduler.fair_share
         drops: list[int] = []
         for entry, ids, text in zip(request.inputs, generation.prompts, generation.texts, strict=True):
             data = ids_to_bytes(ids)
@@ -399,7 +400,11 @@ class Front:
                     priority=request.priority,
                     routing_key=request.routing_key,
                     arrival=generation.arrival,
-                    queue_timeout=self.config.scheduler.queue_timeout,
+                    queue_timeout=request.queue_timeout or self.config.scheduler.queue_timeout,
+                    tenant=request.tenant or (request.routing_key if shares == "routing-key" else ""),
+                    pin=request.pin or (f"prompt:{wire_id}" if request.pin_seconds else ""),
+                    pin_seconds=request.pin_seconds,
+                    pin_output=request.pin_output,
                 )
                 bounded = thinking.bounded(message, entry, text, request.output)
                 if bounded is not None:

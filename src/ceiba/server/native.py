@@ -176,6 +176,8 @@ class GenerateShape(Shape):
             "prompt_tokens": choice.prompt_tokens,
             "completion_tokens": choice.completion_tokens,
             "cached_tokens": choice.cached_tokens,
+            "cached_tokens_details": choice.cached_by_tier,
+            "pinned_tokens": choice.pinned_tokens,
             "weight_version": self._weight_version,
             "queue_time": choice.queue_time,
             "e2e_latency": time.monotonic() - self._arrival,

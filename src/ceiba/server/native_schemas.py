@@ -90,6 +90,13 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: Annotated[str | None, Meta(description="A secret per tenant that separates cached prefixes.")] = None
     priority: Annotated[int | None, Meta(description="Larger goes first; needs priority scheduling.")] = None
     routing_key: Annotated[str | None, Meta(description="Groups requests for routing.")] = None
+    queue_timeout: Annotated[
+        float | None, Meta(description="Seconds it may wait in the queue; then 504. Default: the server's limit.")
+    ] = None
+    cache_control: Annotated[
+        dict[str, Any] | None,
+        Meta(description='{"type": "ephemeral", "ttl": "5m" or "1h"}: keep this prompt cached, within the pin budget.'),
+    ] = None
     model: Annotated[str | None, Meta(description="Any name: the one loaded model answers.")] = None
     log_metrics: Annotated[bool | None, Meta(description="Hint: every request is counted.")] = None
     background: Annotated[Any, Meta(description="Refused: background requests are not available yet.")] = None
@@ -99,7 +106,12 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     modalities: Annotated[Any, Meta(description="Refused: media are not available yet.")] = None
     input_embeds: Annotated[Any, Meta(description="Refused: embeddings as input are not available.")] = None
     lora_path: Annotated[Any, Meta(description="Refused: LoRA adapters are not available yet.")] = None
-    session_params: Annotated[Any, Meta(description="Refused: sessions are not available yet.")] = None
+    session_params: Annotated[
+        dict[str, Any] | None,
+        Meta(
+            description="A turn of a session: id, rid (the turn to continue), offset, replace, drop_previous_output."
+        ),
+    ] = None
     custom_logit_processor: Annotated[Any, Meta(description="Refused: code from a request is never executed.")] = None
     return_hidden_states: Annotated[Any, Meta(description="Refused: hidden states are not available yet.")] = None
     return_routed_experts: Annotated[Any, Meta(description="Refused: expert routing is not available yet.")] = None
@@ -159,7 +171,6 @@ REFUSED_GENERATE: dict[str, tuple[str, tuple[Any, ...]]] = {
     "modalities": ("media are not available yet", ()),
     "input_embeds": ("embeddings as input are not available: send text or input_ids", ()),
     "lora_path": ("LoRA adapters are not available yet", ()),
-    "session_params": ("sessions are not available yet", ()),
     "custom_logit_processor": ("code from a request is never executed here; use logit_bias", ()),
     "return_hidden_states": ("hidden states are not available yet", ()),
     "return_routed_experts": ("expert routing is not available yet", ()),

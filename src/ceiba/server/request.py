@@ -103,6 +103,14 @@ class EngineRequest:
     """Requests whose (extra_key, cache_salt) differ share no KV."""
     priority: int | None = None
     routing_key: str = ""
+    tenant: str = ""
+    """Whose share it is charged to, where that is not the routing key's."""
+    queue_timeout: float | None = None
+    """Seconds it may wait in the queue; None: the server's limit."""
+    pin: str = ""
+    """Name under which its KV stays cached; empty with ``pin_seconds``: a name of its own per choice."""
+    pin_seconds: float = 0.0
+    pin_output: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     """Native field name -> what this protocol calls it, so that an error names what the caller typed."""
     output: OutputFormat | None = None

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from ceiba.config.records import SchedulerConfig
 from ceiba.core import limits
 from ceiba.core.errors import BadRequest
 from ceiba.core.sampling import LogprobSpec, SamplingParams
@@ -30,7 +31,7 @@ _FLOATS: tuple[tuple[str, float, float, bool], ...] = (
 )
 
 
-def check_request(request: EngineRequest, vocab_size: int, capacity: int, policy: str) -> None:
+def check_request(request: EngineRequest, vocab_size: int, capacity: int, scheduler: SchedulerConfig) -> None:
     """All that can be said before tokenizing. ``capacity``: tokens that prompt and answer may have together."""
     _check_id(request.rid, request.name("rid"))
     for name, value in (("extra_key", request.extra_key), ("cache_salt", request.cache_salt)):
@@ -38,7 +39,7 @@ def check_request(request: EngineRequest, vocab_size: int, capacity: int, policy
             _check_id(value, name, empty=True)
     _check_id(request.routing_key, "routing_key", empty=True)
     if request.priority is not None:
-        _check_priority(request.priority, policy)
+        _check_priority(request.priority, scheduler)
     if not request.inputs:
         raise BadRequest("the request holds no prompt: give at least one.", param=request.name("prompt"))
     if len(request.inputs) > limits.MAX_BATCH:
@@ -71,14 +72,15 @@ def _check_id(value: str, name: str, empty: bool = False) -> None:
         raise BadRequest(f"{name} is empty: leave it out or give it a value.", param=name)
 
 
-def _check_priority(priority: int, policy: str) -> None:
-    if policy != "priority":
+def _check_priority(priority: int, scheduler: SchedulerConfig) -> None:
+    ranks = "priority" in {scheduler.radix_eviction_policy, scheduler.retraction_policy}
+    if not ranks and not scheduler.enable_priority_scheduling:
         raise BadRequest(
-            f"priority {priority} would change nothing: this server schedules by {policy}. Leave it out, or start the "
-            "server with priority scheduling.",
+            f"priority {priority} would change nothing: this server schedules by {scheduler.policy}. Leave it out, or "
+            "start the server with --enable-priority-scheduling.",
             param="priority",
         )
-    if not -(2**31) <= priority < 2**31:
+    if not -(2**31) < priority < 2**31:
         raise BadRequest("priority must fit 32 bits.", param="priority")
 
 

@@ -93,6 +93,17 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     routing_key: Annotated[
         str | None, Meta(description="Groups requests for routing; also header x-smg-routing-key (extension).")
     ] = None
+    queue_timeout: Annotated[
+        float | None,
+        Meta(description="Seconds it may wait in the queue; then 504. Default: the server's limit (extension)."),
+    ] = None
+    cache_control: Annotated[
+        dict[str, Any] | None,
+        Meta(
+            description='{"type": "ephemeral", "ttl": "5m" or "1h"}: keep this prompt cached, within the pin budget '
+            "(extension)."
+        ),
+    ] = None
     response_format: Annotated[
         dict[str, Any] | None,
         Meta(description="`text`, `json_object`, `json_schema` or `structural_tag`: the shape of the answer."),

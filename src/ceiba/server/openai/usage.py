@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ceiba.server.choices import Choice, totals
+from ceiba.server.choices import Choice, Totals, totals
 from ceiba.server.openai.schemas import StreamOptions
 from ceiba.server.request import EngineRequest
 
@@ -27,7 +27,7 @@ class Usage:
             "prompt_tokens": sums.prompt,
             "completion_tokens": sums.completion,
             "total_tokens": sums.prompt + sums.completion,
-            "prompt_tokens_details": {"cached_tokens": sums.cached} if self._cache_report else None,
+            "prompt_tokens_details": _details(sums) if self._cache_report else None,
             "completion_tokens_details": {"reasoning_tokens": sums.reasoning},
         }
 
@@ -36,3 +36,8 @@ class Usage:
         if self._always:
             return b',"usage":' + _encode(self.total(choices))
         return b',"usage":null' if self.at_end else b""
+
+
+def _details(sums: Totals) -> dict[str, Any]:
+    details: dict[str, Any] = {"cached_tokens": sums.cached, "cached_tokens_by_tier": sums.cached_by_tier}
+    return details | {"pinned_tokens": sums.pinned} if sums.pinned else details
