@@ -32,8 +32,8 @@ QUANTIZATIONS: Final = ("gguf",)
 KV_CACHE_DTYPES: Final = ("auto", "bf16", "bfloat16")
 SAMPLING_BACKENDS: Final = ("pytorch",)
 GRAMMAR_BACKENDS: Final = ("xgrammar", "llguidance", "outlines", "none")
-GRAPH_BACKENDS: Final = ("disabled",)
-"""CUDA graph modes the runner can capture; ``full`` (decode) and ``breakable`` (prefill) are preferred once here."""
+GRAPH_BACKENDS: Final = {"decode": ("full", "disabled"), "prefill": ("disabled",)}
+"""CUDA graph modes the runner can capture, by phase, the preferred one first."""
 MODEL_IMPLS: Final = ("auto",)
 
 VALUES: Final[dict[str, tuple[str, ...]]] = {
@@ -48,8 +48,8 @@ VALUES: Final[dict[str, tuple[str, ...]]] = {
     "--kv-cache-dtype": KV_CACHE_DTYPES,
     "--sampling-backend": SAMPLING_BACKENDS,
     "--grammar-backend": GRAMMAR_BACKENDS,
-    "--cuda-graph-backend-decode": GRAPH_BACKENDS,
-    "--cuda-graph-backend-prefill": GRAPH_BACKENDS,
+    "--cuda-graph-backend-decode": GRAPH_BACKENDS["decode"],
+    "--cuda-graph-backend-prefill": GRAPH_BACKENDS["prefill"],
     "--model-impl": MODEL_IMPLS,
 }
 """Flag -> the values that work, where not every choice does."""

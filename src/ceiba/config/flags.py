@@ -44,6 +44,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "--threads": (1, 4096),
     "--timeout-keep-alive": (0, 86400),
     "--queue-timeout": (0.001, math.inf),
+    "--cuda-graph-max-bs-decode": (1, 4096),
     "--prefill-decode-interval": (0, 2**31 - 1),
     "--prefill-decode-interval-min-bs": (0, 65536),
     "--default-priority-value": (-(2**31) + 1, 2**31 - 1),

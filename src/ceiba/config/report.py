@@ -12,13 +12,13 @@ from ceiba.config.sizing import GiB
 SECRETS = ("api_key", "admin_api_key")
 
 
-def startup_line(config: Config, available_bytes: int) -> str:
+def startup_line(config: Config, available_bytes: int, num_slots: int | None = None) -> str:
     """The line printed once the pool is allocated. ``available_bytes``: what is then free on the device, or on the host
-    for a CPU."""
+    for a CPU; ``num_slots``: KV slots that the device really holds, where that may be fewer than planned."""
     scheduler = config.scheduler
     place = "available_host_mem" if config.runner.device == "cpu" else "available_gpu_mem"
     return (
-        f"max_total_num_tokens={scheduler.max_total_tokens}, "
+        f"max_total_num_tokens={num_slots or scheduler.max_total_tokens}, "
         f"chunked_prefill_size={scheduler.chunked_prefill_size}, "
         f"max_prefill_tokens={scheduler.max_prefill_tokens}, "
         f"max_running_requests={scheduler.max_running_requests}, "

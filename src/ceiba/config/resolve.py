@@ -215,14 +215,26 @@ def _runner(work: _Work, memory: _Memory, kv_dtype: str) -> RunnerConfig:
 
 
 def _graphs(work: _Work) -> dict[str, Any]:
-    """Graph settings: the preferred mode of each phase where the runner has it, and no sizes where nothing captures."""
+    """Graph settings: each phase's preferred mode on CUDA, and no sizes where nothing captures."""
+    flags = work.flags
     modes: dict[str, Any] = {}
-    for phase, preferred in (("decode", "full"), ("prefill", "breakable")):
-        asked = work.flags.get(f"cuda_graph_backend_{phase}")
-        fallback = preferred if work.device.kind == "cuda" and preferred in GRAPH_BACKENDS else "disabled"
-        modes[f"cuda_graph_backend_{phase}"] = asked or fallback
+    for phase, available in GRAPH_BACKENDS.items():
+        asked = flags.get(f"cuda_graph_backend_{phase}")
+        off = flags.get("disable_cuda_graph") or (phase == "decode" and flags.get("disable_decode_cuda_graph"))
+        if off and asked not in {None, "disabled"}:
+            refuse(
+                f"--cuda-graph-backend-{phase}",
+                f"--cuda-graph-backend-{phase} {asked} together with a flag that disables graphs: give one of them.",
+            )
+        if asked not in {None, "disabled"} and work.device.kind != "cuda":
+            refuse(f"--cuda-graph-backend-{phase}", f"--cuda-graph-backend-{phase} {asked}: needs a CUDA device.")
+        default = available[0] if work.device.kind == "cuda" and not off else "disabled"
+        modes[f"cuda_graph_backend_{phase}"] = asked or default
+    size = flags.get("cuda_graph_max_bs_decode")
     if modes["cuda_graph_backend_decode"] != "disabled":
-        modes["cuda_graph_max_bs_decode"] = sizing.graph_max_bs(work.device.memory_bytes)
+        modes["cuda_graph_max_bs_decode"] = size or sizing.graph_max_bs(work.device.memory_bytes)
+    elif size:
+        work.notes.append(f"--cuda-graph-max-bs-decode {size} changes nothing: decode is not captured here.")
     if modes["cuda_graph_backend_prefill"] != "disabled":
         modes["cuda_graph_max_bs_prefill"] = sizing.tier(work.device.memory_bytes).chunk
     return modes
@@ -310,6 +322,10 @@ def pool_tokens(work: _Work, fraction: float, dtype: Dtype, kv_dtype: str) -> in
             refuse("--max-total-tokens", f"--max-total-tokens {asked} is below --page-size {page}.")
         return int(asked - asked % page)
     tokens = max(room, 0) // per_token
+    if not work.on_cpu and tokens > 1:
+        # The table that says which slot holds a position, for every request that may run.
+        running = flags.get("max_running_requests") or sizing.accelerator_running(tokens, context_length(work))
+        tokens = max(room - running * context_length(work) * 4, 0) // per_token
     if work.on_cpu:
         tokens = min(tokens, sizing.cpu_running(device.cores, tokens) * context_length(work))
     if tokens < max(page, sizing.MIN_POOL_TOKENS):

@@ -220,7 +220,7 @@ class _Run:
 
         config, graph = self.config, self._graph
         available = graph.info.get("available_memory", 0)
-        log.info("%s", startup_line(config, int(available)))
+        log.info("%s", startup_line(config, int(available), graph.info.get("num_slots")))
         total = time.monotonic() - self._started
         log.info("started in %.2f s (%s)", total, ", ".join(f"{name} {seconds:.2f}" for name, seconds in graph.phases))
         gc.collect()

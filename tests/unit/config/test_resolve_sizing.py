@@ -84,7 +84,8 @@ def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
 def test_what_others_hold_on_the_gpu_is_not_ours() -> None:
     alone = config(QWEN3_8B, gpu(79.6)).scheduler.max_total_tokens
     shared = config(QWEN3_8B, gpu(79.6, free=69.6)).scheduler.max_total_tokens
-    assert alone - shared == pytest.approx(10 * GiB / (144 * 1024), abs=2)
+    # Not to the token: the slot table grows with the requests that a pool admits.
+    assert alone - shared == pytest.approx(10 * GiB / (144 * 1024), rel=0.01)
 
 
 @pytest.mark.parametrize(
