@@ -46,7 +46,10 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
         "an external KV store is not built",
         "the prefix cache of this process is on; --max-total-tokens enlarges it",
     ),
-    "graphs": ("this choice of CUDA graphs is not built", "--cuda-graph-backend-decode and --cuda-graph-max-bs-decode work"),
+    "graphs": (
+        "this choice of CUDA graphs is not built",
+        "--cuda-graph-backend-decode and --cuda-graph-max-bs-decode work",
+    ),
     "grpc": ("gRPC is not built", "use HTTP"),
     "hicache": (
         "cache tiers beyond the device's memory are not built",
