@@ -8,12 +8,14 @@ const EVERY = 1000;
 const KEPT = 120;
 const history = [];
 let timer = null;
-let treeRoute = true;
+const TREE = "cache/tree?depth=16&width=24";
+let treeShown = true; // until the server refuses; asked again when the view is opened
 
 export function start() {
   $("flush").addEventListener("click", async () => {
     try {
       await post("flush_cache");
+      treeShown = true;
       await tick();
     } catch (error) {
       tree.missing(error.message);
@@ -23,7 +25,7 @@ export function start() {
 }
 
 export function open() {
-  treeRoute = true;
+  treeShown = true;
   if (timer === null) {
     timer = setInterval(tick, EVERY);
     tick();
@@ -54,17 +56,17 @@ async function tick() {
   plot("throughput", [["throughput", "generated"]]);
   plot("requests", [["running", "running"], ["waiting", "waiting"]]);
   memory(state);
-  batch(state, Array.isArray(loads) ? loads : [loads]);
+  batch(Array.isArray(loads) ? loads : [loads]);
   await showTree();
 }
 
 async function showTree() {
-  if (!treeRoute) return;
+  if (!treeShown) return;
   try {
-    tree.draw(await get("cache/tree"));
+    tree.draw(await get(TREE));
   } catch (error) {
-    if (error instanceof ApiError && [404, 501].includes(error.status)) {
-      treeRoute = false;
+    treeShown = error.status === 0;
+    if (error instanceof ApiError && error.status === 404) {
       tree.missing("This server does not show its prefix tree: it has no GET /cache/tree.");
     } else {
       tree.missing(error.message);
@@ -141,30 +143,13 @@ function memory(state) {
   );
 }
 
-function batch(state, loads) {
-  const requests = state.requests;
-  if (Array.isArray(requests)) {
-    if (!requests.length) {
-      $("batch").replaceChildren(make("p", { class: "empty" }, "No request is running or waiting."));
-      return;
-    }
-    const row = (cells, tag = "td") => make("tr", {}, ...cells.map((cell) => make(tag, {}, cell)));
-    $("batch").replaceChildren(
-      make(
-        "table",
-        {},
-        row(["Request", "State", "Prompt", "Cached", "Generated"], "th"),
-        ...requests.map((r) => row([r.rid, r.state, count(r.prompt_tokens ?? 0), count(r.cached_tokens ?? 0), count(r.output_tokens ?? 0)])),
-      ),
-    );
-    return;
-  }
+function batch(loads) {
   const row = (cells, tag = "td") => make("tr", {}, ...cells.map((cell) => make(tag, {}, cell)));
   $("batch").replaceChildren(
     make(
       "table",
       {},
-      row(["Replica", "Running", "Waiting", "Waiting tokens", "Tokens in use", "Usage"], "th"),
+      row(["Replica", "Running", "Waiting", "Waiting tokens", "Tokens in use", "Token usage"], "th"),
       ...loads.map((load) =>
         row([
           String(load.dp_rank ?? 0),
