@@ -6,6 +6,7 @@ state that a scheduler could.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +22,7 @@ from ceiba.config.records import (
     ServerConfig,
 )
 from ceiba.core.sampling import LogprobSpec, SamplingParams
-from ceiba.core.step import FUTURE, RowOpen, StepOutput, StepPlan, TokenMasks
+from ceiba.core.step import FUTURE, PrefixGroup, RowOpen, StepOutput, StepPlan, TokenMasks
 from ceiba.runner.worker import ModelRunner
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -76,6 +77,8 @@ class Driver:
         self.free_rows = np.random.default_rng(seed + 1).permutation(runner.info.max_rows).tolist()
         self.closed: list[int] = []
         self.count = 0
+        self.grouping: Callable[[list[Request]], list[PrefixGroup]] | None = None
+        """Prefix groups of a step's segments."""
 
     def step(
         self,
@@ -111,6 +114,7 @@ class Driver:
             num_prefill=len(prefill),
             opened=opened,
             closed=np.array(self.closed, i32),
+            groups=self.grouping([r for r, *_ in segments]) if self.grouping else [],
         )
         self.closed = []
         self.count += 1
