@@ -86,3 +86,16 @@ def test_request_variables_replace_none_of_ours() -> None:
                 template.render(GO, **{name: "theirs"})
     finally:
         template.close()
+
+
+def test_a_rendering_process_that_was_killed_while_idle_costs_no_request():
+    pool = TemplatePool(1)
+    try:
+        number = pool.load("{{ x }}!")
+        assert pool.render(number, {"x": "a"}, 100) == "a!"
+        (worker,) = pool._idle
+        worker.process.kill()
+        worker.process.wait()
+        assert pool.render(number, {"x": "b"}, 100) == "b!"
+    finally:
+        pool.close()

@@ -48,7 +48,8 @@ CONTROL_SECONDS = 30.0
 PROBE_SECONDS = 20.0
 _YIELD_SECONDS = 0.001
 """The receive task gives way to the answering tasks at least this often, and meanwhile lets chunks gather."""
-_REMEMBERED_ABORTS = 4096
+_REMEMBERED = 4096
+"""Wire ids kept of choices that ended before the scheduler said so."""
 
 
 class Front:
@@ -93,6 +94,8 @@ class Front:
         self._generations: dict[Generation, None] = {}
         self._by_rid: dict[str, tuple[Generation, range]] = {}
         self._aborted: OrderedDict[str, None] = OrderedDict()
+        self._stopped: OrderedDict[str, None] = OrderedDict()
+        """Ended by the detokenizer (a stop string): the scheduler may not have heard of it yet."""
         self._serial = itertools.count(1)
         self._bounded: dict[str, BoundedThinking] = {}
         self._controls: dict[int, asyncio.Future[Reply]] = {}
@@ -194,10 +197,11 @@ class Front:
                 for entry, ids in zip(request.inputs, prompts, strict=True)
             ]
             thinking.settle(request, generation.texts)
+            self._send(generation)
         except BaseException:
+            self._cancel(generation, generation.open)  # what was sent before a later choice failed
             self._retire(generation, "error")
             raise
-        self._send(generation)
 
     async def submit(self, request: EngineRequest) -> Generation:
         """``open`` and ``begin``. Use the result as ``async with``: leaving early aborts what still runs."""
@@ -416,8 +420,9 @@ class Front:
 
     def _wire_id(self, request: EngineRequest, entry: Input, index: int, k: int) -> str:
         rid = f"{request.rid}#{index}" if entry.rid is None else f"{entry.rid}#{k}"
-        # Text of an aborted request may still be on its way; a second request of that name must not receive it.
-        return f"{rid}~{next(self._serial)}" if rid in self._aborted else rid
+        # Text of an aborted request may still be on its way; a second request of that name must not receive it. And
+        # the scheduler refuses a name that it still holds.
+        return f"{rid}~{next(self._serial)}" if rid in self._aborted or rid in self._stopped else rid
 
     def _leave(self, generation: Generation) -> None:
         """The reader of ``generation`` has gone."""
@@ -432,9 +437,7 @@ class Front:
         rids = [rid for rid in rids if rid in self._live]
         if rids:
             for rid in rids:
-                self._aborted[rid] = None
-            while len(self._aborted) > _REMEMBERED_ABORTS:
-                self._aborted.popitem(last=False)
+                _remember(self._aborted, rid)
             self._port.to_scheduler(Abort(rids=rids))
 
     def _abort_choices(self, generation: Generation, span: range) -> int:
@@ -504,6 +507,8 @@ class Front:
                 continue
             generation, index = found
             finish = finishes.get(i) if finishes else None
+            if finish is not None and (isinstance(finish.matched, str) or finish.kind == "error"):
+                _remember(self._stopped, rid)
             chunk = Chunk(
                 index=index,
                 text=texts[i],
@@ -582,6 +587,12 @@ class Front:
             for _ in generation.open:
                 self.metrics.finished(cut_short, seconds, None)
             self._log.cut_short(generation.request, cut_short)
+
+
+def _remember(ids: OrderedDict[str, None], rid: str) -> None:
+    ids[rid] = None
+    if len(ids) > _REMEMBERED:
+        ids.popitem(last=False)
 
 
 def _defaults(config: Config, suggested: Mapping[str, Any] | None) -> dict[str, Any]:

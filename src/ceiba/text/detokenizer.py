@@ -254,10 +254,10 @@ class Detokenizer:
                 except Exception:
                     log.exception("a token batch of %d entries was lost", len(batch.rids))
                     continue
+                if abort is not None:  # first: a client that has read the end may use the name again
+                    port.to_scheduler(abort)
                 if text is not None:
                     port.to_front(text)
-                if abort is not None:
-                    port.to_scheduler(abort)
 
     # ── one choice ───────────────────────────────────────────────────────────
 

@@ -142,9 +142,7 @@ class TemplatePool:
         if not self._free.acquire(timeout=2 * (TEMPLATE_SECONDS + 1)):
             raise Overloaded("chat templates are taking too long; try again", code="template_busy")
         try:
-            with self._lock:
-                worker = self._idle.pop() if self._idle else None
-            worker = worker or _Worker()
+            worker = self._living() or _Worker()
             try:
                 text = self._ask(worker, number, variables, limit, seconds)
             except BadRequest as error:
@@ -160,6 +158,15 @@ class TemplatePool:
             return text
         finally:
             self._free.release()
+
+    def _living(self) -> _Worker | None:
+        """An idle worker that nobody has killed meanwhile (a system short of memory does)."""
+        while True:
+            with self._lock:
+                worker = self._idle.pop() if self._idle else None
+            if worker is None or worker.process.poll() is None:
+                return worker
+            worker.close()
 
     def _keep(self, worker: _Worker) -> None:
         with self._lock:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
 from ceiba.core.errors import BadRequest, ConfigError, DeadlineExceeded, EngineFault, Overloaded, Unavailable
-from ceiba.core.messages import Finish, Generate, TextBatch, TopLogprobs, Usage, ids_to_bytes
+from ceiba.core.messages import Abort, Finish, Generate, TextBatch, TopLogprobs, Usage, ids_to_bytes
 from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.server.choices import Choice
 from ceiba.server.front import Front
@@ -122,6 +123,47 @@ async def test_a_chunk_after_the_end_reaches_nobody():
     assert [c.text for c in await generation.next()] == ["end"]
     await asyncio.sleep(0.01)
     assert await generation.next() == []
+    await front.close()
+
+
+@pytest.mark.parametrize(
+    "finish", [Finish(kind="stop", matched="."), Finish(kind="error", message="no text", status=500)]
+)
+async def test_a_name_that_the_detokenizer_ended_reaches_the_scheduler_under_another(finish):
+    """The scheduler may not have heard of that end yet, and refuses a name that it still holds."""
+    port = Hand()
+    front = Front(make_config(), ByteTokenizer(), PlainTemplate(), port)
+    await front.start()
+    for _ in range(3):
+        generation = await front.submit(request(text("a")))
+        rid = port.sent[-1].rid
+        port.inbox.put_nowait(
+            TextBatch(rids=[rid], texts=["x"], counts=ids_to_bytes([0]), tokens=b"", finishes={0: finish})
+        )
+        assert [c.text for c in await generation.next()] == ["x"]
+        generation.abort()
+    names = [m.rid for m in port.sent if isinstance(m, Generate)]
+    assert len(names) == len(set(names)) == 3
+    await front.close()
+
+
+async def test_a_request_that_cannot_be_sent_is_forgotten():
+    """A lone surrogate cannot be encoded; the second choice's, so that the first is with the scheduler by then."""
+
+    class Encoding(Hand):
+        def to_scheduler(self, message):
+            msgspec.msgpack.encode(message)
+            super().to_scheduler(message)
+
+    port = Encoding()
+    front = Front(make_config(), ByteTokenizer(), PlainTemplate(), port)
+    await front.start()
+    with pytest.raises(UnicodeEncodeError):
+        await front.submit(request(text("a"), text("b", stop=("\ud800",))))
+    assert front.num_live == 0
+    assert [type(m) for m in port.sent] == [Generate, Abort]
+    assert "r#0" in port.sent[1].rids
+    await front.submit(request(text("a")))
     await front.close()
 
 
@@ -250,9 +292,9 @@ def test_the_finish_of_a_choice_is_kept_with_its_usage():
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_error_before_the_first_token_is_a_status(finish, kind, status, stream):
     async with make_world() as world:
-        world.engine.faults["x#0"] = finish
+        world.engine.faults["x#0"] = world.engine.faults["y#0"] = finish
         with pytest.raises(kind, match="m"):
             await world.front.collect(request(text("a"), rid="x"))
-        body = {"prompt": "a", "rid": "x", "stream": stream}
+        body = {"prompt": "a", "rid": "y", "stream": stream}
         assert (await world.client.post("/v1/completions", json=body)).status_code == status
         assert world.front.num_live == 0
