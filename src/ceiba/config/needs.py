@@ -73,7 +73,7 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
     "numa": ("binding to NUMA nodes is not built", "start the server under numactl"),
     "offload": ("offloading weights is not built", "use a smaller or a quantized (GGUF) model"),
     "overrides": ("overriding the model's configuration is not built", "edit config.json in a copy of the model"),
-    "parsers": ("parsing tool calls and reasoning is not built", "parse the text on the client"),
+    "parsers": ("this option of the parsers is not built", "--tool-call-parser and --reasoning-parser work"),
     "pdmux": ("sharing one GPU between prefill and decode streams is not built", "use --chunked-prefill-size"),
     "pipeline": ("pipeline parallelism needs several GPUs and is not built", "run on one GPU"),
     "quantization": ("this kind of quantization is not built", "serve a GGUF file, or plain weights"),
@@ -83,7 +83,7 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
         "several replicas in one server are not built",
         "start one server per replica behind a load balancer",
     ),
-    "responses": ("the responses API and its stores are not built", "use /v1/chat/completions"),
+    "responses": ("tools that the server runs itself are not built", "run tools on the client"),
     "rl": ("handing memory and weights over to a trainer is not built", "restart the server with the new weights"),
     "several_models": ("several models behind one port are not built", "start one server per model"),
     "sessions": (

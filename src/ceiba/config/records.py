@@ -110,6 +110,11 @@ class ServerConfig(Record, frozen=True, kw_only=True):
     default_chat_template_kwargs: dict[str, object] = {}
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    enable_response_store: bool = False
+    file_storage_path: str | None = None
+    """Folder of /v1/files and /v1/batches; None: they are off."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web origins whose pages may call the API (CORS)."""
     timeout_keep_alive: int = 5
     skip_server_warmup: bool = False
     disable_ui: bool = False

@@ -522,11 +522,24 @@ def _server(work: _Work) -> ServerConfig:
         default_chat_template_kwargs=_object(flags, "default_chat_template_kwargs"),
         tool_call_parser=flags.get("tool_call_parser"),
         reasoning_parser=flags.get("reasoning_parser"),
+        enable_response_store=flags.get("enable_response_store"),
+        file_storage_path=flags.get("file_storage_path"),
+        allowed_origins=_origins(flags),
         timeout_keep_alive=keep_alive,
         skip_server_warmup=flags.get("skip_server_warmup"),
         disable_ui=flags.get("disable_ui"),
         weight_version=flags.get("weight_version"),
     )
+
+
+def _origins(flags: Flags) -> tuple[str, ...]:
+    """Origins as browsers send them: a scheme and a host, no path; or ``*`` alone."""
+    origins = tuple(flags.get("allowed_origins") or ())
+    for origin in origins:
+        scheme, _, host = origin.partition("://")
+        if origin != "*" and (scheme not in {"http", "https"} or not host or "/" in host):
+            refuse("--allowed-origins", f"--allowed-origins {origin}: write an origin like https://example.com, or *.")
+    return origins
 
 
 def _obs(work: _Work) -> ObsConfig:

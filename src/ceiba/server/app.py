@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Path, Request, Response
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import ceiba
@@ -38,6 +39,7 @@ from ceiba.server.logprobs import TokenTexts
 from ceiba.server.ollama import routes as ollama
 from ceiba.server.openai import chat, completions, models, schemas, translate
 from ceiba.server.openapi import Operation
+from ceiba.server.responses import routes as responses
 from ceiba.server.routes import Handler, Routes, json_answer
 from ceiba.server.sse import Answer
 
@@ -69,6 +71,7 @@ def create_app(front: Front, config: Config | None = None) -> FastAPI:
     _inference(routes, front)
     anthropic.wire(routes, front)
     ollama.wire(routes, front)
+    responses.wire(routes, front)
     _state(routes, front)
     _admin(routes, front)
     cache_routes.wire(routes, front)
@@ -89,6 +92,14 @@ def create_app(front: Front, config: Config | None = None) -> FastAPI:
         api_key=config.server.api_key,
         admin_api_key=config.server.admin_api_key,
     )
+    if config.server.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(config.server.allowed_origins),
+            allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "x-ceiba-hints", "retry-after"],
+        )
     if front.metrics.enabled:
         app.add_middleware(CountMiddleware, metrics=front.metrics, table=routes.table)
     return app

@@ -177,6 +177,13 @@ class Choice:
         return self._answer
 
     @property
+    def events(self) -> list[Event]:
+        """Everything that was told apart so far, in order."""
+        if self._parser is None:
+            return [Content(self.text)] if self.text else []
+        return self._events
+
+    @property
     def called(self) -> bool:
         """Whether a tool was called."""
         return self._parser is not None and self._parser.called

@@ -18,6 +18,7 @@ from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.server.front import Front
 from ceiba.server.output import OutputFormat, template_text
 from ceiba.server.request import ChatPrompt, EngineRequest, Input, LengthRule
+from ceiba.text.parsers.tools.base import ToolFormat
 
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
@@ -201,15 +202,15 @@ def _constrained(
     assert output is not None
     assert output.tool is not None
     wanted: str | dict[str, Any] = choice if choice in {"auto", "required"} else {"name": choice}
+    if sampling.constrained and choice == "auto":
+        return _shape_or_calls(chat, output.tool, names)
     found = output.tool.constraint(wanted, parallel=chat.parallel, strict=chat.strict)
     if found is None:
         return sampling
     if sampling.constrained:
-        raise BadRequest(
-            "a response format and forced or strict tool calls exclude each other: use tool_choice auto without "
-            "strict tools, or no response format.",
-            param=names.get("tool_choice", "tool_choice"),
-        )
+        name = names.get("tool_choice", "tool_choice")
+        raise BadRequest(f"{name}: a forced call leaves no room for a response format; send one of them.", param=name)
+    _check_notation(chat, found, names)
     reason = "tools" if choice == "auto" else "tool_choice"
     name = names["structural_tag"] = names.get(reason, reason)
     if backend in {"none", "outlines"}:
@@ -220,6 +221,46 @@ def _constrained(
             code="not_available",
         )
     return msgspec.structs.replace(sampling, structural_tag=msgspec.json.encode(found).decode())
+
+
+def _shape_or_calls(chat: Chat, tool: ToolFormat, names: dict[str, str]) -> SamplingParams:
+    """A grammar for either an answer of the response format or calls."""
+    sampling = chat.sampling
+    if sampling.json_schema is None:
+        name = names.get("tools", "tools")
+        raise BadRequest(f"{name} go together with a JSON schema for the answer, with no other grammar.", param=name)
+    found = tool.constraint("required", parallel=chat.parallel, strict=chat.strict)
+    assert found is not None
+    _check_notation(chat, found, names)
+    calls = {
+        "type": "tags_with_separator",
+        "tags": found["tags"],
+        "separator": found["separator"],
+        "at_least_one": True,
+        "stop_after_first": not found["parallel"],
+    }
+    parts = [{"type": "const_string", "value": found[side]} for side in ("begin", "end")]
+    shape = {"type": "json_schema", "json_schema": msgspec.json.decode(sampling.json_schema)}
+    either = [shape, {"type": "sequence", "elements": [parts[0], calls, parts[1]]}]
+    text = msgspec.json.encode({"type": "structural_tag", "format": {"type": "or", "elements": either}}).decode()
+    names["structural_tag"] = names.get("json_schema", "response_format")
+    return msgspec.structs.replace(sampling, json_schema=None, structural_tag=text)
+
+
+def _check_notation(chat: Chat, found: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Arguments that are not written as JSON keep to no schema: fine for a forced call, not for a strict one."""
+    for tag in found["tags"]:
+        if tag["content"]["type"] == "json":
+            continue
+        function = next(t["function"] for t in chat.tools if t["function"]["name"] == tag["name"])
+        if chat.strict or function.get("strict"):
+            name = names.get("tools", "tools")
+            raise BadRequest(
+                f"{name}: {tag['name']!r} is strict, but this model does not write arguments as JSON, so no schema can "
+                "hold them; leave strict out.",
+                param=name,
+            )
+        tag["content"] = {"type": "any_text"}
 
 
 # ── thinking ─────────────────────────────────────────────────────────────────

@@ -41,6 +41,10 @@ class Shape(Protocol):
     def whole(self) -> bytes:
         """The JSON body, when every choice has ended."""
 
+    def left(self, error: CeibaError | None) -> None:
+        """The answer will not come to its end: ``error``, or the client has gone."""
+        return
+
     def failure(self, error: CeibaError) -> bytes:
         """What ends a stream that fails on its way."""
         return b"data: " + errors.body(error) + b"\n\n" + DONE
@@ -70,6 +74,7 @@ class Answer(Response):
                 watcher = asyncio.create_task(_watch(receive, generation))
                 await self._front.begin(generation)
                 if generation.left:
+                    self._shape.left(None)
                     return
                 choices = choices_of(self._request, generation.prompts, generation.texts)
                 self._shape.opened(choices)
@@ -98,6 +103,7 @@ class Answer(Response):
             await send({"type": "http.response.body", "body": b"".join(out), "more_body": True})
             out.clear()
         if generation.left:
+            shape.left(None)
             return
         shape.closing(out)
         await self._start(send)
@@ -119,6 +125,7 @@ class Answer(Response):
             for chunk in chunks:
                 choices[chunk.index].feed(chunk)
         if generation.left:
+            self._shape.left(None)
             return
         body = self._shape.whole()
         headers = [
@@ -131,6 +138,7 @@ class Answer(Response):
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _fail(self, error: CeibaError, send: Send, path: str) -> None:
+        self._shape.left(error)
         if not self._started:
             await errors.send_error(send, error, path)
         elif self._request.stream:

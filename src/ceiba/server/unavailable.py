@@ -12,7 +12,6 @@ _EMBED = "not available yet: this server runs generative models only"
 _LORA = "not available yet: LoRA adapters"
 _WEIGHTS = "not available yet: changing weights at run time"
 _ONE_MODEL = "this server has one model, chosen when it starts"
-_RESPONSES = "not available yet: the Responses API; use /v1/chat/completions"
 _HICACHE = "not available yet: the cache hierarchy"
 _EXPERTS = "not available yet: expert statistics"
 _PAUSE = "not available yet: pausing generation"
@@ -27,9 +26,6 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Access, str], ...] = (
     ("/v1/classify", ("POST",), Access.USER, _EMBED),
     ("/v1/score", ("POST",), Access.USER, _LATER),
     ("/v1/decisions", ("POST",), Access.USER, _LATER),
-    ("/v1/responses", ("POST",), Access.USER, _RESPONSES),
-    ("/v1/responses/{response_id}", ("GET",), Access.USER, _RESPONSES),
-    ("/v1/responses/{response_id}/cancel", ("POST",), Access.USER, _RESPONSES),
     ("/v1/audio/transcriptions", ("POST",), Access.USER, "not available yet: audio"),
     ("/invocations", ("POST",), Access.USER, _LATER + ": use /v1/chat/completions"),
     ("/vertex_generate", ("POST",), Access.USER, _LATER + ": use /generate"),
