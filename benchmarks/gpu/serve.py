@@ -122,6 +122,13 @@ def load(client: str, port: int, model: str, workloads: str, limit: float) -> li
     return lines
 
 
+def counters(port: int) -> dict[str, float]:
+    """What the scheduler counted, from /server_info."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/server_info", timeout=5) as answer:
+        state = json.load(answer)["internal_states"][0]
+    return {key: value for key, value in state.items() if isinstance(value, int | float)}
+
+
 def stop(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGTERM)
     try:
@@ -169,6 +176,7 @@ def main() -> None:
                 tests.wait()
             results = load(options.client, port, str(path), options.workloads, options.load_limit)
             rows += [(name, seconds, line) for line in results]
+            print(json.dumps(counters(port)), flush=True)
         finally:
             stop(process)
             print(excerpt(log, 20, 12), flush=True)

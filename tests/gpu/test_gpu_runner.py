@@ -96,7 +96,7 @@ def test_retraction(pair: tuple) -> None:
 def test_shared_prefixes_nested_three_deep(pair: tuple) -> None:
     """The same requests with their prefixes read once and read apart; groups of 150, 170 and 190 tokens."""
     model, path, _ = pair
-    driver = make(path, **GRAPHS, context_len=320)
+    driver = make(path, **GRAPHS, context_len=320, max_running_requests=64)
     (root,) = prompts([190])
     first = Request(root)
     driver.run([first], 1)

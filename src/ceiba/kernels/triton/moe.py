@@ -521,9 +521,13 @@ class GroupedShape:
     warps: int
 
 
-def grouped_shapes(pairs: int, num_experts: int) -> tuple[GroupedShape, GroupedShape]:
-    """Tiles of the gate-up and the down product, by pairs per expert; measured on an H200 (docs/benchmarks.md)."""
+def grouped_shapes(pairs: int, num_experts: int, itemsize: int = 2) -> tuple[GroupedShape, GroupedShape]:
+    """Tiles of the gate-up and the down product, by pairs per expert and bytes of an element; measured on an H200
+    (docs/benchmarks.md)."""
     mean = pairs / num_experts
+    if itemsize > 2:
+        both = GroupedShape(16 if mean <= 8 else 64, 64, 32, 2, 4)
+        return both, both
     if mean <= 8:
         return GroupedShape(16, 64, 128, 3, 4), GroupedShape(16, 64, 128, 4, 4)
     if mean <= 24:
@@ -570,7 +574,7 @@ def moe(
         return torch.empty_like(x)
     if tokens <= GEMV_TOKENS and shapes is None:
         return moe_small(x, gate_up, down, ids, weights, residual, out=out)
-    first, second = shapes or grouped_shapes(pairs, experts)
+    first, second = shapes or grouped_shapes(pairs, experts, x.dtype.itemsize)
     order = order_by_expert(ids, experts, first.rows)
     hidden = torch.empty(pairs, inner, dtype=x.dtype, device=x.device)
     split = torch.empty(pairs, dim, dtype=x.dtype, device=x.device)
