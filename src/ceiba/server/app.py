@@ -25,7 +25,9 @@ from ceiba.server import (
     errors,
     native,
     native_schemas,
+    parsing,
     scheduling,
+    scoring,
     sessions,
     state,
     unavailable,
@@ -72,6 +74,8 @@ def create_app(front: Front, config: Config | None = None) -> FastAPI:
     anthropic.wire(routes, front)
     ollama.wire(routes, front)
     responses.wire(routes, front)
+    scoring.wire(routes, front)
+    parsing.wire(routes, front)
     _state(routes, front)
     _admin(routes, front)
     cache_routes.wire(routes, front)
