@@ -15,7 +15,8 @@ from ceiba.grammar.base import Refusal
 from ceiba.grammar.negate import Negation, string_outside
 from ceiba.grammar.schema import FORMATS, LISTS, MAPS, SINGLES, TYPES, Schema, pointer, resolve
 
-INT_BOUND = 2**63 - 1
+INT_BOUND = 2**63 - 1024
+"""The largest 64-bit integer that a double holds exactly: bounds are doubles to llguidance."""
 FLOAT_BOUND = 1e15
 """Bounds of numbers beyond these are replaced by them (a part of the set): automata count digits, and no model means
 such numbers."""

@@ -113,7 +113,7 @@ def test_models(client):
     ("fields", "param"),
     [
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type"),
         ({"temperature": -1}, "temperature"),
         ({"max_tokens": 10**9}, "max_tokens"),
     ],

@@ -6,6 +6,7 @@ are made, once it is known to build quickly.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -47,10 +48,35 @@ class _Words:
         self.special_token_ids = sorted({*vocabulary.special.values(), *vocabulary.eos_ids})
         self.eos_token_id = vocabulary.eos_ids[0]
         self._encode = vocabulary.encode
+        self._texts = vocabulary.tokens
+        self._longest: dict[bytes, int] = {}
+        for token, text in enumerate(vocabulary.tokens):
+            if text:
+                self._longest.setdefault(text, token)
+        self._reach = max(map(len, vocabulary.tokens))
 
     def __call__(self, data: bytes | str) -> list[int]:
-        text = data if isinstance(data, str) else data.decode()
-        return self._encode(text) if self._encode is not None else []
+        """Tokens whose bytes are exactly ``data``: the tokenizer's own where it does not add a space or the like."""
+        data = data.encode() if isinstance(data, str) else data
+        if self._encode is not None:
+            with contextlib.suppress(UnicodeDecodeError):
+                ids = self._encode(data.decode())
+                if b"".join([self._texts[i] for i in ids]) == data:
+                    return ids
+        return self._greedy(data)
+
+    def _greedy(self, data: bytes) -> list[int]:
+        ids, at = [], 0
+        while at < len(data):
+            for end in range(min(len(data), at + self._reach), at, -1):
+                token = self._longest.get(data[at:end])
+                if token is not None:
+                    ids.append(token)
+                    at = end
+                    break
+            else:
+                return ids  # a byte that no token has: nothing more can be spelled
+        return ids
 
 
 def make_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:

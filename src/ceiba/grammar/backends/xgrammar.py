@@ -173,19 +173,23 @@ class Engine:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._info = make_info(vocabulary)
         self._ends = packed(vocabulary.eos_ids, vocabulary.words)
+        texts = (i for i, data in enumerate(vocabulary.tokens) if data)
+        self._usable = packed(texts, vocabulary.words) | self._ends
         self._batch: Any = None
 
     def prepare(self, compiled: Compiled) -> Prepared:
         from xgrammar import CompiledGrammar
 
         try:
-            return Prepared(CompiledGrammar.deserialize_json(compiled.data.decode(), self._info), self._ends)
+            return Prepared(
+                CompiledGrammar.deserialize_json(compiled.data.decode(), self._info), self._ends, self._usable
+            )
         except (RuntimeError, ValueError) as error:
             raise BadRequest(f"the compiled grammar cannot be read: {str(error)[:300]}") from error
 
     def fill(self, states: Sequence[State], bits: Int32) -> np.ndarray:
         matchers = [state.matcher for state in states if isinstance(state, XGrammarState)]
-        bits[:] = -1  # a matcher that allows everything leaves its row alone
+        bits[:] = self._usable  # a matcher that allows everything leaves its row alone
         if len(matchers) == 1:
             matchers[0].fill_next_token_bitmask(bits, 0)
         else:
@@ -194,24 +198,27 @@ class Engine:
 
                 self._batch = BatchGrammarMatcher(min(os.cpu_count() or 1, 16))
             self._batch.batch_fill_next_token_bitmask(matchers, bits)
+        bits &= self._usable
         return np.asarray(bits.any(axis=1))
 
 
 class Prepared:
-    def __init__(self, grammar: CompiledGrammar, ends: Int32) -> None:
+    def __init__(self, grammar: CompiledGrammar, ends: Int32, usable: Int32) -> None:
         self._grammar = grammar
         self._ends = ends
+        self._usable = usable
 
     def state(self) -> XGrammarState:
         from xgrammar import GrammarMatcher
 
-        return XGrammarState(GrammarMatcher(self._grammar), self._ends)
+        return XGrammarState(GrammarMatcher(self._grammar), self._ends, self._usable)
 
 
 class XGrammarState:
-    def __init__(self, matcher: GrammarMatcher, ends: Int32) -> None:
+    def __init__(self, matcher: GrammarMatcher, ends: Int32, usable: Int32) -> None:
         self.matcher = matcher
         self._ends = ends
+        self._usable = usable
 
     @property
     def terminated(self) -> bool:
@@ -220,13 +227,14 @@ class XGrammarState:
             return True
         if not self.matcher.is_completed():
             return False
-        bits = np.full((1, len(self._ends)), -1, np.int32)
-        self.matcher.fill_next_token_bitmask(bits, 0)
-        return not (bits[0] & ~self._ends).any()
+        bits = np.zeros_like(self._ends)
+        self.fill(bits)
+        return not (bits & ~self._ends).any()
 
     def fill(self, bits: Int32) -> bool:
-        bits[:] = -1
+        bits[:] = self._usable
         self.matcher.fill_next_token_bitmask(bits[None, :], 0)
+        bits &= self._usable
         return bool(bits.any())
 
     def accept(self, token: int) -> bool:

@@ -1,0 +1,201 @@
+"""Grammars compiled aside: the real compiler process, killed by its budget, by its memory, and when nobody waits."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from ceiba.core import limits
+from ceiba.core.errors import BadRequest, CeibaError
+from ceiba.grammar.masks import members
+from support.grammar_world import EOS, SIZE, THINK, TOOL, ask, make_provider, ready, walk
+
+EXPLODES = "[ab]*a[ab]{22}"
+"""2**22 states once an automaton is built ahead, as outlines does."""
+WORDS = -(-SIZE // 32)
+
+
+@pytest.fixture
+def provider():
+    made = make_provider()
+    yield made
+    made.close()
+    assert made.pids == []
+
+
+@pytest.fixture
+def eager():
+    """Outlines with half a second to compile."""
+    pytest.importorskip("outlines_core")
+    made = make_provider("outlines", seconds=0.5)
+    yield made
+    made.close()
+
+
+def test_one_compile_serves_all_who_ask(provider):
+    tickets = [ask(provider, regex="ab+") for _ in range(5)]
+    states = [ready(ticket).state() for ticket in tickets]
+    assert len(provider.pids) == 1
+    assert states[0].accept(ord("a"))
+    bits = np.zeros((5, WORDS), np.int32)
+    assert provider.fill(states, bits).all()
+    assert [members(row).tolist() for row in bits[1:]] == [members(bits[1]).tolist()] * 4
+    assert members(bits[0]).tolist() == [ord("b")]
+    assert ask(provider, regex="ab+").ready(), "known grammars are ready at once"
+
+
+def test_a_refusal_is_the_requests_error_and_is_kept(provider):
+    with pytest.raises(BadRequest, match=r"json_schema: #/items: uniqueItems: ") as error:
+        ready(ask(provider, json_schema='{"items": {"uniqueItems": true}}')).state()
+    assert error.value.param == "json_schema"
+    again = ask(provider, json_schema='{"items": {"uniqueItems": true}}')
+    assert again.ready()
+    with pytest.raises(BadRequest):
+        again.state()
+
+
+def test_two_constraints_are_refused_at_sight(provider):
+    with pytest.raises(BadRequest, match="exclude each other"):
+        ask(provider, regex="a", ebnf='root ::= "a"')
+    assert provider.pids == []
+
+
+def test_the_budget_kills_the_compiler_and_the_next_grammar_compiles(eager):
+    ready(ask(eager, regex="a")).state()
+    pid = eager.pids[0]
+    started = time.monotonic()
+    ticket = ready(ask(eager, regex=EXPLODES))
+    assert time.monotonic() - started < 5.0
+    with pytest.raises(BadRequest, match=r"0\.5 s") as error:
+        ticket.state()
+    assert error.value.code == "grammar_too_complex"
+    assert not psutil.pid_exists(pid), "the CPU is given back"
+    assert walk(ready(ask(eager, regex="ab")).state(), b"ab")
+    assert ask(eager, regex=EXPLODES).ready(), "it is not tried again at once"
+
+
+def test_a_client_that_leaves_kills_the_compile():
+    pytest.importorskip("outlines_core")
+    provider = make_provider("outlines", workers=1)
+    ready(ask(provider, regex="a")).state()
+    pid = provider.pids[0]
+    first, second = ask(provider, regex=EXPLODES), ask(provider, regex=EXPLODES)
+    first.cancel()
+    first.cancel()
+    time.sleep(0.3)
+    assert psutil.pid_exists(pid), "somebody still waits"
+    second.cancel()
+    deadline = time.monotonic() + 3.0
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not psutil.pid_exists(pid)
+    assert walk(ready(ask(provider, regex="ab")).state(), b"ab")
+    provider.close()
+
+
+def test_a_slow_grammar_holds_up_no_other():
+    pytest.importorskip("outlines_core")
+    provider = make_provider("outlines", seconds=30.0, workers=2)
+    ready(ask(provider, regex="a")).state()
+    slow = ask(provider, regex=EXPLODES)
+    assert walk(ready(ask(provider, regex="cd")).state(), b"cd")
+    assert not slow.ready()
+    slow.cancel()
+    provider.close()
+
+
+def test_a_compiler_that_dies_fails_one_grammar(provider):
+    ready(ask(provider, regex="a")).state()
+    psutil.Process(provider.pids[0]).kill()
+    time.sleep(0.1)
+    with pytest.raises(CeibaError, match="memory"):
+        ready(ask(provider, regex="b")).state()
+    assert walk(ready(ask(provider, regex="c")).state(), b"c")
+
+
+def test_memory_is_bounded(monkeypatch):
+    pytest.importorskip("outlines_core")
+    from ceiba.grammar.compiler import Compilers  # the child reads the limit from the same table
+
+    assert Compilers is not None
+    provider = make_provider("outlines", seconds=60.0)
+    ready(ask(provider, regex="a")).state()
+    process = psutil.Process(provider.pids[0])
+    soft, _ = process.rlimit(psutil.RLIMIT_AS)
+    assert 0 < soft - process.memory_info().vms <= limits.GRAMMAR_MEMORY_BYTES
+    provider.close()
+
+
+def test_the_cache_forgets_the_oldest(provider, monkeypatch):
+    monkeypatch.setattr(limits, "GRAMMAR_CACHE", 3)
+    for word in ("aa", "bb", "cc", "dd"):
+        ready(ask(provider, regex=word)).state()
+    assert ask(provider, regex="dd").ready()
+    assert not ask(provider, regex="aa").ready()
+
+
+def test_thinking_is_free_and_then_the_grammar_rules(provider):
+    state = ready(ask(provider, regex="ab", think_end_ids=(THINK,))).state()
+    plain = ready(ask(provider, regex="ab")).state()
+    bits = np.zeros((2, WORDS), np.int32)
+    assert provider.fill([state, plain], bits).all()
+    free = set(members(bits[0]).tolist())
+    assert {ord("z"), THINK, TOOL} <= free
+    assert EOS not in free, "an end would leave an answer without its shape"
+    assert members(bits[1]).tolist() == [ord("a")]
+    for token in (ord("z"), ord("a"), THINK):
+        assert not state.terminated
+        assert state.accept(token)
+    bits[:] = 0
+    assert provider.fill([state, plain], bits).all()
+    assert members(bits[0]).tolist() == members(bits[1]).tolist() == [ord("a")]
+    assert not state.accept(ord("z"))
+    assert state.accept(ord("a"))
+    state.rollback(2)  # over the end of the thinking
+    assert state.thinking
+    assert state.accept(ord("q"))
+    assert state.accept(THINK)
+    assert walk(state, b"ab")
+    assert state.terminated
+
+
+def test_an_end_of_thinking_of_several_tokens(provider):
+    state = ready(ask(provider, regex="ab", think_end_ids=(1, 2))).state()
+    for token in (1, 1, 3, 2, 1):
+        assert state.accept(token)
+        assert state.thinking
+    assert state.accept(2)
+    assert not state.thinking
+
+
+def test_masks_of_different_libraries_in_one_batch():
+    pytest.importorskip("xgrammar")
+    provider = make_provider("xgrammar")
+    mixed = [{"regex": "ab"}, {"json_schema": json.dumps({"type": "integer", "minimum": 3})}, {"regex": "cd"},
+             {"json_schema": json.dumps({"type": "integer", "maximum": -3})}]  # fmt: skip
+    states = [ready(ask(provider, **fields)).state() for fields in mixed]
+    bits = np.zeros((4, WORDS), np.int32)
+    assert provider.fill(states, bits).all()
+    rows = [members(row).tolist() for row in bits]
+    assert rows[0] == [ord("a")]
+    assert rows[2] == [ord("c")]
+    assert ord("3") in rows[1]
+    assert ord("-") not in rows[1]
+    assert rows[3] == [ord("-")]
+    provider.close()
+
+
+def test_nothing_is_loaded_before_the_first_constraint():
+    from ceiba.config.records import GrammarConfig
+    from ceiba.grammar.provider import Provider
+
+    def never():
+        raise AssertionError("the vocabulary was loaded")
+
+    provider = Provider(GrammarConfig(), never)
+    assert provider.pids == []
+    provider.close()
