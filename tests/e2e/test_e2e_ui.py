@@ -1,4 +1,4 @@
-"""The page at / in headless Chromium against a real server with a key: chat, schema, tools, live view, small screens."""
+"""The page at / in headless Chromium, on a real server with a key: chat, schema, tools, live view, small screens."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 WAIT = 180.0
+
+
+def picture(page: chrome.Browser, name: str, scratch: Path) -> None:
+    """Into docs/images where that picture is missing (delete it to have it taken anew), else into ``scratch``."""
+    kept = IMAGES / name
+    kept.parent.mkdir(exist_ok=True)
+    page.screenshot(scratch / name if kept.exists() else kept)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +78,7 @@ def new_chat(page: chrome.Browser) -> None:
     page.wait("document.querySelectorAll('.turn').length === 0")
 
 
-def test_a_conversation_streams_and_its_second_turn_is_cached(page: chrome.Browser, keyed: LiveServer) -> None:
+def test_a_conversation_streams_and_its_second_turn_is_cached(page: chrome.Browser, tmp_path: Path) -> None:
     ask(page, "What is the capital of France?", temperature=0, max_tokens=24)
     answered(page, 1)
     assert "Paris" in last(page, ".turn.assistant .body")
@@ -82,8 +89,7 @@ def test_a_conversation_streams_and_its_second_turn_is_cached(page: chrome.Brows
     assert "tokens/s" in last(page, ".facts")
     assert page.errors == []
     page.run("document.querySelector('#log').scrollTop = 0")
-    IMAGES.mkdir(exist_ok=True)
-    page.screenshot(IMAGES / "ui.png")
+    picture(page, "ui.png", tmp_path)
 
 
 def test_stop_ends_the_request_on_the_server(page: chrome.Browser, keyed: LiveServer) -> None:
@@ -148,7 +154,7 @@ def test_what_a_model_writes_never_becomes_markup(page: chrome.Browser) -> None:
     assert found == [0, "bold", "<script>1</script>", 2, "<img src=x onerror=alert(1)> bold a<b>"]
 
 
-def test_the_live_view_shows_the_tree_and_flushes_it(page: chrome.Browser, keyed: LiveServer) -> None:
+def test_the_live_view_shows_the_tree_and_flushes_it(page: chrome.Browser, keyed: LiveServer, tmp_path: Path) -> None:
     page.size(1280, 960)
     page.click("#tab-engine")
     page.wait("document.querySelectorAll('#tree rect').length >= 2")
@@ -156,7 +162,7 @@ def test_the_live_view_shows_the_tree_and_flushes_it(page: chrome.Browser, keyed
     assert f"{state['tokens_evictable']:,.0f} more cached" in page.run("document.querySelector('#tiles').textContent")
     assert "tokens in" in page.run("document.querySelector('#tree-note').textContent")
     page.wait("document.querySelectorAll('#throughput polyline').length === 1")
-    page.screenshot(IMAGES / "ui-engine.png")
+    picture(page, "ui-engine.png", tmp_path)
     page.click("#flush")
     page.wait("document.querySelector('#tree').textContent.includes('Nothing is cached')")
     page.click("#tab-chat")
