@@ -14,6 +14,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -191,7 +192,7 @@ class Engine:
         self._graph = EngineGraph(config, self._on_failure)
         self._loop = asyncio.new_event_loop()
         # The children are started from this thread, which lives as long as they do: the kernel ties them to it.
-        self._thread = threading.Thread(target=self._loop.run_forever, name="ceiba-engine", daemon=True)
+        self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="ceiba-engine", daemon=True)
         self._thread.start()
         reference = weakref.ref(self)
 
@@ -219,31 +220,39 @@ class Engine:
 
     def _check(self) -> None:
         if self._closed:
-            raise Unavailable("this engine was shut down: make a new one")
+            raise self._gone()
         if threading.current_thread() is self._thread:
             raise CeibaError("called from the engine's own thread, which would wait for itself")
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for ``work`` on the engine's loop; a Ctrl-C meanwhile cancels it, which aborts its request."""
-        try:
-            self._check()
-        except CeibaError:
-            work.close()
-            raise
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._schedule(work)
         try:
             return future.result()
-        except BaseException:
+        except BaseException as error:
+            if future.cancelled() and self._closed:
+                raise self._gone() from error
             future.cancel()
             raise
 
-    async def _await(self, work: Coroutine[Any, Any, T]) -> T:
+    def _schedule(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Hand ``work`` to the engine's loop. Raises Unavailable after ``shutdown``."""
         try:
             self._check()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
         except CeibaError:
             work.close()
             raise
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        except RuntimeError as error:  # the loop was closed since the check
+            work.close()
+            raise self._gone() from error
+
+    @staticmethod
+    def _gone() -> Unavailable:
+        return Unavailable("this engine was shut down: make a new one")
+
+    async def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(self._schedule(work))
 
     def _iterate(self, source: AsyncIterator[T]) -> Generator[T, None, None]:
         iterator = _Pull(source)
@@ -304,6 +313,23 @@ class Engine:
         request = EngineRequest([entry], rid=uuid.uuid4().hex, stream=True)
         async for chunk in self.front.generate(request):
             yield chunk
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Until it is stopped, then close it: no thread may wait for ever for a call that came in too late to run."""
+
+    async def cancel() -> None:
+        await asyncio.sleep(0)  # such calls become tasks
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    try:
+        loop.run_forever()
+        loop.run_until_complete(cancel())
+    finally:
+        loop.close()
 
 
 class _Opened:

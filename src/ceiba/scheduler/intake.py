@@ -29,7 +29,8 @@ class Intake:
         self._seeds = np.random.default_rng(config.random_seed)
 
     def accept(self, message: Generate, waiting: int, now: float) -> Request:
-        """The request, or ``CeibaError`` saying what is wrong and what would work. ``waiting``: queue length."""
+        """The request, or ``CeibaError`` saying what is wrong and what would work. ``waiting``: how many stand
+        before it in the queue, less those (itself too) whom the next plan can serve."""
         ids = bytes_to_ids(message.input_ids)
         self._check_prompt(ids)
         limit = self._config.max_queued_requests

@@ -115,6 +115,8 @@ class Scheduler:
         self._last_beat = -INTERVAL
         self._own_beats = True
         self._stalled = 0
+        self._left_waiting = False
+        """Whether the last plan could not admit everyone who waited."""
         self._device_free_at = 0.0
 
     @property
@@ -143,6 +145,7 @@ class Scheduler:
         for request, error in self.compiling.settle():
             self._end(request, Finish(kind="error", message=error.message, status=error.status))
         plan = self._plan(now)
+        self._left_waiting = len(self.queue) > 0
         busy = plan is not None or bool(self._flights)
         if plan is None:
             self._apply(0)
@@ -204,8 +207,10 @@ class Scheduler:
             self.counters.requests_rejected += 1
             log.error("request %s refused: a request of that name is still alive", message.rid)
             return
+        # Whoever finds a free row at the next plan does not wait: a burst into an idle engine is no full queue.
+        served_next = 0 if self._left_waiting else self.rows.num_free
         try:
-            request = self.intake.accept(message, len(self.queue), self.clock())
+            request = self.intake.accept(message, len(self.queue) - served_next, self.clock())
             ticket = self.intake.grammar(request)
             if ticket is not None and ticket.ready():
                 request.grammar, ticket = ticket.state(), None

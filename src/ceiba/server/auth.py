@@ -140,7 +140,23 @@ def _from_here(scope: Scope) -> bool:
             return False
         if name == b"origin" and not _is_loopback_origin(value):
             return False
+        if name == b"sec-fetch-site" and value not in (b"same-origin", b"none"):
+            return False
+        if name == b"host" and not _is_local_name(value):
+            return False
     return True
+
+
+def _is_local_name(host: bytes) -> bool:
+    """Whether a Host header can only mean this machine: a page of a foreign site whose name was made to resolve to
+    loopback (DNS rebinding) sends that site's name, which has a dot."""
+    try:
+        name = urlsplit(f"//{host.decode('latin-1')}").hostname or ""
+    except ValueError:
+        return False
+    if "." not in name.removesuffix(".localhost") and ":" not in name:
+        return True
+    return _is_loopback_origin(b"//" + host)
 
 
 def _is_loopback_origin(origin: bytes) -> bool:

@@ -571,3 +571,23 @@ def test_log_lines(caplog):
     assert len(decode) == 2
     assert "#running-req: 1, #token: 15, token usage: 0.01, cuda graph: False, gen throughput (token/s): " in decode[0]
     assert decode[0].endswith("#queue-req: 0")
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_a_burst_into_free_rows_does_not_fill_the_queue(limit: int) -> None:
+    """Requests that come together and find a row each never wait, whatever the queue may hold."""
+    world = make_world(rows=4, max_queued_requests=limit)
+    for i in range(7):
+        world.ask(f"r{i}", [1, 2, i], max_new_tokens=50, ignore_eos=True)
+    world.step()
+    refused = [rid for rid in world.asked if (answer := world.port.answers.get(rid)) and answer.finish]
+    assert refused == [f"r{i}" for i in range(4 + limit, 7)]
+    world.ask("late", [5], max_new_tokens=1)
+    world.step()
+    finish = world.port.answers["late"].finish
+    assert finish is not None
+    assert finish.status == 503
+    world.finish()
+    world.ask("after", [5], max_new_tokens=1)
+    world.finish()
+    assert world.port.answers["after"].finish.kind in {"stop", "length"}
