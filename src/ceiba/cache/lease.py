@@ -51,6 +51,8 @@ class LeaseTable:
         self._locks: list[Node | None] = [None] * max_rows
         self._duplicates: dict[int, list[Int32]] = {}
         self._in_flight = 0
+        self._ahead = min(512, allocator.total // 256)
+        """Evicted beyond what is missing, so that a full pool is not swept anew every decode step."""
         self._page_offsets = np.arange(self.page_size, dtype=np.int32)
         self.evicted_tokens = 0
 
@@ -201,7 +203,7 @@ class LeaseTable:
         wanted = num_pages * self.page_size
         missing = wanted - self.allocator.free
         if missing > 0:
-            freed = self.cache.evict(missing, self.cause).get(FULL)
+            freed = self.cache.evict(missing + self._ahead, self.cause).get(FULL)
             if freed is not None:
                 self.allocator.release(freed)
                 self.evicted_tokens += len(freed)

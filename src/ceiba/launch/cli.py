@@ -80,7 +80,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "simulate": Command(
         "run the real scheduler on a trace, with a simulated device and clock",
-        "ceiba.scheduler.simulate",
+        "ceiba.scheduler.simulate_command",
         ("ceiba simulate trace.jsonl",),
     ),
 }

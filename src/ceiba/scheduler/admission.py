@@ -171,7 +171,10 @@ class Admission:
         slots = self.leases.extend(row, length)
         budget.spend(length)
         last = start + length == int(self.rows.known[row])
-        self.partial = None if last else request
+        if not last:
+            self.partial = request
+        elif self.partial is request:
+            self.partial = None
         if last:
             self.rows.start_running(row)
         return PrefillSegment(row, start, length, last, slots)

@@ -40,7 +40,8 @@ class FairShare:
         self._waiting = np.zeros(16, np.int64)
         self._live = np.zeros(16, np.int64)
         self._row_tenant = np.zeros(max_rows, np.int64)
-        self._floor = 0.0
+        self._last = ""
+        """The tenant that left the queue last."""
 
     def service(self, tenant: str) -> float:
         """Weighted tokens ``tenant`` has had, divided by its weight."""
@@ -56,7 +57,7 @@ class FairShare:
         self._live[at] += 1
         if not self._waiting[at]:
             others = self._waiting > 0
-            low = float(self._service[others].min()) if others.any() else self._floor
+            low = float(self._service[others].min()) if others.any() else self.service(self._last)
             self._service[at] = max(self._service[at], low)
         self._waiting[at] += 1
 
@@ -64,8 +65,7 @@ class FairShare:
         """It was admitted for the first time, or ended while it waited for that."""
         at = self._index[request.tenant]
         self._waiting[at] -= 1
-        if not self._waiting.any():
-            self._floor = float(self._service[at])
+        self._last = request.tenant
 
     def admitted(self, request: Request, computed: int) -> None:
         """It has a row; ``computed`` prompt tokens come from no cache. A retracted one is not charged again."""

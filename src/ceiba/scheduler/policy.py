@@ -183,8 +183,10 @@ class DFSWeight(_Plain):
         seen = {node: i for i, node in enumerate(weight)}
 
         def key(request: Request) -> list[tuple[int, int]]:
-            # Sorting by the path from the root is the walk; a node's own requests come after those below it.
-            return [*((-weight[node], seen[node]) for node in matches.of(request).path), (1, 0)]
+            # Sorting by the path from the root is the walk; a node's own requests come after those below it, and among
+            # them first those that match more of it.
+            match = matches.of(request)
+            return [*((-weight[node], seen[node]) for node in match.path), (1, -match.length)]
 
         return sorted(front, key=key)
 

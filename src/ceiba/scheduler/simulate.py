@@ -1,4 +1,4 @@
-"""``ceiba simulate``: the real scheduler on a simulated device and clock. Owns the command and its figures.
+"""The real scheduler on a simulated device and clock. Owns the run and its figures; the command is elsewhere.
 
 Everything but the forward pass is what the server runs, so a change of policy shows here in seconds. The device is
 ``fake.CostModel``: linear in tokens, rows and context; fit it to yours with the --cost flags.
@@ -6,14 +6,6 @@ Everything but the forward pass is what the server runs, so a change of policy s
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +15,9 @@ from ceiba.config.records import SchedulerConfig
 from ceiba.core.messages import Abort, Finish, Generate, Heartbeat, Reply, TokenBatch, ToScheduler, Usage, ids_to_bytes
 from ceiba.core.sampling import SamplingParams
 from ceiba.core.step import RunnerInfo
-from ceiba.scheduler import policy
 from ceiba.scheduler.fake import CostModel, FakeRunner, SimClock
 from ceiba.scheduler.loop import Scheduler
-from ceiba.scheduler.traces import SYNTHETIC, VOCAB, TraceError, TraceRequest, make_trace, read_trace
+from ceiba.scheduler.traces import VOCAB, TraceRequest
 
 
 class TracePort:
@@ -44,6 +35,7 @@ class TracePort:
         self.ended = np.full(n, np.nan)
         self.output = np.zeros(n, np.int64)
         self.usages: dict[int, Usage] = {}
+        self.admitted = np.full(n, np.nan)
         self.finishes: dict[int, Finish] = {}
 
     @property
@@ -72,14 +64,24 @@ class TracePort:
             self.finishes[int(entries[index])] = finish
         for index, usage in batch.usages.items():
             self.usages[int(entries[index])] = usage
+            self.admitted[entries[index]] = self._trace[int(entries[index])].at + usage.queue_time
 
     def to_front(self, message: Reply | Heartbeat) -> None:
         return None
 
     def _generate(self, i: int, at: float) -> Generate:
         request = self._trace[i]
-        sampling = SamplingParams(max_new_tokens=request.output, ignore_eos=True)
-        return Generate(rid=str(i), input_ids=ids_to_bytes(request.ids), sampling=sampling, stream=True, arrival=at)
+        return Generate(
+            rid=str(i),
+            input_ids=ids_to_bytes(request.ids),
+            sampling=SamplingParams(max_new_tokens=request.output, ignore_eos=True),
+            stream=True,
+            arrival=at,
+            priority=request.priority,
+            routing_key=request.tenant,
+            tenant=request.tenant,
+            queue_timeout=request.queue_timeout,
+        )
 
 
 def simulate(
@@ -89,10 +91,13 @@ def simulate(
     context_len: int = 32768,
     cost: CostModel | None = None,
     progress: Any = None,
+    detail: bool = False,
 ) -> dict[str, Any]:
     """Run ``trace`` to its end; returns figures (seconds, tokens) that depend on the arguments only.
 
-    ``progress`` is called with the number of ended requests now and then. Raises ``LedgerError`` if KV was lost.
+    With ``detail`` also ``timeline`` (columns over time, for a report) and ``queue_times`` (seconds, per request of
+    the trace; None for those that never ran). ``progress`` is called with the number of ended requests now and then.
+    Raises ``LedgerError`` if KV was lost.
     """
     clock = SimClock()
     info = RunnerInfo(
@@ -106,16 +111,52 @@ def simulate(
     runner = FakeRunner(info, clock=clock, cost=cost or CostModel(), strict=False)
     port = TracePort(trace, clock)
     scheduler = Scheduler(config, runner, port, clock=clock)
-    queue: list[int] = []
+    queue: list[tuple[float, int, int]] = []
     rounds = 0
     while not (port.delivered and scheduler.idle):
         scheduler.step()
         rounds += 1
-        queue.append(len(scheduler.queue))
+        queue.append((clock.now, len(scheduler.queue), scheduler.rows.num_used))
         if progress is not None and rounds % 64 == 0:
             progress(len(port.finishes))
     assert_ledger(scheduler.leases, idle=True)
-    return _figures(trace, port, scheduler, runner, clock, np.array(queue))
+    figures = _figures(trace, port, scheduler, runner, clock, np.array([entry[1] for entry in queue]))
+    if detail:
+        waits = port.admitted - np.array([request.at for request in trace])
+        figures["queue_times"] = [None if np.isnan(wait) else float(wait) for wait in waits]
+        figures["timeline"] = timeline(trace, port, np.array(queue))
+    return figures
+
+
+BUCKETS = 120
+"""Points of a timeline."""
+
+
+def timeline(trace: list[TraceRequest], port: TracePort, queue: np.ndarray) -> dict[str, list[float | None]]:
+    """Columns over simulated time, one value per bucket (None: nothing happened in it): ``t`` (seconds, middle of the
+    bucket), ``queue`` and ``running`` (requests, mean), ``hit_rate`` (of the prompts admitted then) and ``ttft``
+    (seconds, median and 99th percentile of the requests that arrived then)."""
+    end = max(float(queue[-1, 0]), 1e-9)
+    edges = np.linspace(0.0, end, BUCKETS + 1)
+    at = np.array([request.at for request in trace])
+    cached = np.array([port.usages[i].cached_tokens if i in port.usages else 0 for i in range(len(trace))])
+    length = np.array([len(request.ids) for request in trace])
+
+    def split(times: np.ndarray) -> list[np.ndarray]:
+        where = np.clip(np.searchsorted(edges, times, side="right") - 1, 0, BUCKETS - 1)
+        return [np.flatnonzero((where == i) & ~np.isnan(times)) for i in range(BUCKETS)]
+
+    rounds, admissions, arrivals = split(queue[:, 0]), split(port.admitted), split(at)
+    ttft = port.first_token - at
+    waits = [ttft[members][~np.isnan(ttft[members])] for members in arrivals]
+    return {
+        "t": [float(t) for t in (edges[:-1] + edges[1:]) / 2],
+        "queue": [float(queue[m, 1].mean()) if len(m) else None for m in rounds],
+        "running": [float(queue[m, 2].mean()) if len(m) else None for m in rounds],
+        "hit_rate": [float(cached[m].sum() / length[m].sum()) if len(m) else None for m in admissions],
+        "ttft_p50": [float(np.percentile(w, 50)) if len(w) else None for w in waits],
+        "ttft_p99": [float(np.percentile(w, 99)) if len(w) else None for w in waits],
+    }
 
 
 def _figures(
@@ -147,6 +188,7 @@ def _figures(
         "output_tokens_per_s": float(port.output.sum()) / seconds,
         "total_tokens_per_s": (float(port.output.sum()) + counters.prompt_tokens) / seconds,
         "requests_per_s": len(trace) / seconds,
+        "by_tenant": _by_tenant(trace, ttft),
         "ttft_s": _percentiles(ttft),
         "tpot_s": _percentiles(tpot),
         "e2e_s": _percentiles(port.ended - at),
@@ -154,9 +196,20 @@ def _figures(
         "queue_length": {"mean": float(queue.mean()), "max": int(queue.max())},
         "forwards": counters.forwards,
         "retractions": counters.retractions,
+        "preemptions": counters.preemptions,
         "dropped_tokens": counters.dropped_tokens,
         "device_busy": runner.busy_seconds / seconds,
         "ledger": "balanced",
+    }
+
+
+def _by_tenant(trace: list[TraceRequest], ttft: np.ndarray) -> dict[str, dict[str, float]]:
+    """First-token times per tenant, where the trace names several."""
+    names = [request.tenant for request in trace]
+    if len(set(names)) < 2:
+        return {}
+    return {
+        name: _percentiles(ttft[[i for i, other in enumerate(names) if other == name]]) for name in sorted(set(names))
     }
 
 
@@ -166,138 +219,3 @@ def _percentiles(values: np.ndarray) -> dict[str, float]:
         return {"p50": 0.0, "p99": 0.0, "mean": 0.0}
     p50, p99 = np.percentile(values, [50, 99])
     return {"p50": float(p50), "p99": float(p99), "mean": float(values.mean())}
-
-
-def _parser() -> argparse.ArgumentParser:
-    defaults = SchedulerConfig(max_running_requests=256, max_total_tokens=400_000, chunked_prefill_size=8192)
-    cost = CostModel()
-    parser = argparse.ArgumentParser(
-        prog="ceiba simulate",
-        description="Run the real scheduler on a trace with a simulated device and clock.",
-    )
-    parser.add_argument("trace", nargs="?", type=Path, help="JSONL, one request a line (see traces.py)")
-    parser.add_argument("--synthetic", choices=sorted(SYNTHETIC), help="a made-up trace instead of a file")
-    parser.add_argument("--requests", type=int, default=1000, help="length of a made-up trace")
-    parser.add_argument("--rate", type=float, default=8.0, help="arrivals per second of a made-up trace")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--schedule-policy", choices=sorted(policy.POLICIES), default=defaults.policy)
-    parser.add_argument("--max-running-requests", type=int, default=defaults.max_running_requests)
-    parser.add_argument("--max-queued-requests", type=int, default=None)
-    parser.add_argument("--max-total-tokens", type=int, default=defaults.max_total_tokens)
-    parser.add_argument("--chunked-prefill-size", type=int, default=defaults.chunked_prefill_size)
-    parser.add_argument("--max-prefill-tokens", type=int, default=defaults.max_prefill_tokens)
-    parser.add_argument("--page-size", type=int, default=defaults.page_size)
-    parser.add_argument("--context-length", type=int, default=32768)
-    parser.add_argument("--schedule-conservativeness", type=float, default=defaults.conservativeness)
-    parser.add_argument("--disable-radix-cache", action="store_true")
-    parser.add_argument("--disable-overlap-schedule", action="store_true")
-    parser.add_argument("--enable-mixed-chunk", action="store_true")
-    parser.add_argument("--cost-step-ms", type=float, default=cost.step * 1e3, help="per forward pass")
-    parser.add_argument("--cost-prefill-us", type=float, default=cost.prefill_token * 1e6, help="per prompt token")
-    parser.add_argument("--cost-decode-us", type=float, default=cost.decode_row * 1e6, help="per decoding request")
-    parser.add_argument("--cost-context-ns", type=float, default=cost.context_token * 1e9, help="per token attended to")
-    parser.add_argument("--cost-host-ms", type=float, default=cost.host * 1e3, help="host work per forward pass")
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - for standard output")
-    parser.add_argument("--no-progress", action="store_true")
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Entry point of ``ceiba simulate``; returns the exit status."""
-    parser = _parser()
-    args = parser.parse_args(argv)
-    if (args.trace is None) == (args.synthetic is None):
-        parser.error("give a trace file or --synthetic KIND, one of them")
-    try:
-        trace = (
-            read_trace(args.trace, args.seed)
-            if args.trace is not None
-            else make_trace(args.synthetic, args.requests, args.rate, args.seed)
-        )
-    except (TraceError, OSError) as error:
-        print(f"ceiba simulate: {error}", file=sys.stderr)
-        return 2
-    config = SchedulerConfig(
-        policy=args.schedule_policy,
-        max_running_requests=args.max_running_requests,
-        max_queued_requests=args.max_queued_requests,
-        max_total_tokens=args.max_total_tokens,
-        max_prefill_tokens=max(args.max_prefill_tokens, args.context_length),
-        chunked_prefill_size=args.chunked_prefill_size,
-        page_size=args.page_size,
-        conservativeness=args.schedule_conservativeness,
-        disable_radix_cache=args.disable_radix_cache,
-        overlap=not args.disable_overlap_schedule,
-        enable_mixed_chunk=args.enable_mixed_chunk,
-        random_seed=args.seed,
-    )
-    cost = CostModel(
-        step=args.cost_step_ms / 1e3,
-        prefill_token=args.cost_prefill_us / 1e6,
-        decode_row=args.cost_decode_us / 1e6,
-        context_token=args.cost_context_ns / 1e9,
-        host=args.cost_host_ms / 1e3,
-    )
-    started = time.perf_counter()
-    with _quiet(), _progress(len(trace), hidden=args.no_progress or not sys.stderr.isatty()) as update:
-        figures = simulate(trace, config, context_len=args.context_length, cost=cost, progress=update)
-    wall = time.perf_counter() - started
-    text = json.dumps(figures, indent=2)
-    if args.json == "-":
-        print(text)
-        return 0
-    if args.json:
-        Path(args.json).write_text(text + "\n", encoding="utf-8")
-    _print(figures, wall)
-    return 0
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """A log line per step would drown the figures."""
-    log = logging.getLogger("ceiba.scheduler")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-
-
-@contextmanager
-def _progress(total: int, *, hidden: bool) -> Iterator[Any]:
-    if hidden:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("simulating", total=total)
-        yield lambda ended: bar.update(task, completed=ended)
-
-
-def _print(figures: dict[str, Any], wall: float) -> None:
-    def ms(name: str) -> str:
-        return f"p50 {figures[name]['p50'] * 1e3:,.1f} ms, p99 {figures[name]['p99'] * 1e3:,.1f} ms"
-
-    rows = [
-        ("requests", f"{figures['requests']:,} ({figures['aborted']} aborted, {figures['failed']} failed)"),
-        ("simulated", f"{figures['simulated_s']:,.1f} s in {wall:.1f} s, {figures['forwards']:,} forward passes"),
-        ("cache hit rate", f"{figures['hit_rate']:.1%} of {figures['prompt_tokens']:,} prompt tokens"),
-        ("throughput", f"{figures['output_tokens_per_s']:,.0f} output tok/s, {figures['requests_per_s']:.2f} req/s"),
-        ("first token", ms("ttft_s")),
-        ("per output token", ms("tpot_s")),
-        ("whole request", ms("e2e_s")),
-        ("in the queue", ms("queue_time_s")),
-        ("queue length", f"mean {figures['queue_length']['mean']:.1f}, max {figures['queue_length']['max']}"),
-        ("retractions", f"{figures['retractions']:,}"),
-        ("device busy", f"{figures['device_busy']:.1%}"),
-        ("KV ledger", figures["ledger"]),
-    ]
-    for name, value in rows:
-        print(f"{name:>17}  {value}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,14 +2,16 @@
 
 A line is an object: ``timestamp`` (seconds), ``input_ids`` or ``input_length``, ``output_length``, and optionally
 ``prefix_id`` with ``prefix_length`` (requests of one prefix id share their first tokens; without a length, three
-quarters of the shorter input) and ``abort_after`` (seconds after arrival at which the client leaves).
+quarters of the shorter input), ``abort_after`` (seconds after arrival at which the client leaves), ``routing_key``,
+``priority`` and ``queue_timeout``. Lines with ``hash_ids`` are read as the published Mooncake traces are: timestamps in
+milliseconds, and one id per block of 512 tokens, the same for the same content.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,19 @@ class TraceRequest:
     ids: Int32
     output: int
     abort_after: float | None = None
+    tenant: str = ""
+    """Also its routing key."""
+    priority: int | None = None
+    queue_timeout: float | None = None
+
+
+HASH_BLOCK = 512
+"""Tokens that one of ``hash_ids`` stands for."""
+
+_FIELDS = {
+    "timestamp", "input_ids", "input_length", "output_length", "prefix_id", "prefix_length", "abort_after",
+    "routing_key", "priority", "queue_timeout", "hash_ids", "type",
+}  # fmt: skip
 
 
 def read_trace(path: Path, seed: int = 0) -> list[TraceRequest]:
@@ -46,16 +61,18 @@ def read_trace(path: Path, seed: int = 0) -> list[TraceRequest]:
     if not requests:
         raise TraceError(f"{path}: no requests in it")
     first = min(request.at for request in requests)
-    moved = [TraceRequest(r.at - first, r.ids, r.output, r.abort_after) for r in requests]
-    return sorted(moved, key=lambda request: request.at)
+    return sorted((replace(request, at=request.at - first) for request in requests), key=lambda request: request.at)
 
 
 def _parse(line: dict[str, object], number: int, seed: int) -> TraceRequest:
-    known = {"timestamp", "input_ids", "input_length", "output_length", "prefix_id", "prefix_length", "abort_after"}
-    if not isinstance(line, dict) or not set(line) <= known:
-        raise ValueError(f"a line is an object with fields out of {', '.join(sorted(known))}")
+    if not isinstance(line, dict) or not set(line) <= _FIELDS:
+        raise ValueError(f"a line is an object with fields out of {', '.join(sorted(_FIELDS))}")
+    at = float(line["timestamp"])  # type: ignore[arg-type]
     if "input_ids" in line:
         ids = np.asarray(line["input_ids"], np.int32)
+    elif "hash_ids" in line:
+        at /= 1000
+        ids = _blocks(line["hash_ids"], _count(line, "input_length", 1), seed)
     else:
         length = _count(line, "input_length", 1)
         ids = np.random.default_rng((seed, 1, number)).integers(0, VOCAB, length).astype(np.int32)
@@ -65,13 +82,31 @@ def _parse(line: dict[str, object], number: int, seed: int) -> TraceRequest:
             ids[:shared] = _prefix(str(line["prefix_id"]), shared, seed)
     if ids.ndim != 1 or not len(ids) or ids.min() < 0:
         raise ValueError("input_ids wants at least one id, none of them negative")
-    leaves = line.get("abort_after")
     return TraceRequest(
-        at=float(line["timestamp"]),  # type: ignore[arg-type]
+        at=at,
         ids=ids,
         output=_count(line, "output_length", 1),
-        abort_after=None if leaves is None else float(leaves),  # type: ignore[arg-type]
+        abort_after=_seconds(line, "abort_after"),
+        tenant=str(line.get("routing_key") or ""),
+        priority=None if line.get("priority") is None else _count(line, "priority", -(2**31)),
+        queue_timeout=_seconds(line, "queue_timeout"),
     )
+
+
+def _seconds(line: dict[str, object], name: str) -> float | None:
+    value = line.get(name)
+    return None if value is None else float(value)  # type: ignore[arg-type]
+
+
+def _blocks(hashes: object, length: int, seed: int) -> Int32:
+    """Tokens of a prompt whose blocks are known by their hashes only."""
+    if not isinstance(hashes, list) or not all(type(value) is int for value in hashes):
+        raise ValueError("hash_ids wants a list of integers")
+    blocks = [np.random.default_rng((seed, 3, value % 2**63)).integers(0, VOCAB, HASH_BLOCK) for value in hashes]
+    ids = np.concatenate([*blocks, np.empty(0, np.int64)]).astype(np.int32)[:length]
+    if len(ids) < length:
+        raise ValueError(f"{len(hashes)} hash_ids stand for {len(ids)} tokens, input_length is {length}")
+    return ids
 
 
 def _count(line: dict[str, object], name: str, least: int) -> int:
@@ -135,11 +170,11 @@ def _agents(make: _Maker) -> Iterator[TraceRequest]:
 
 
 def _fewshot(make: _Maker) -> Iterator[TraceRequest]:
-    """Short questions behind one of 4 long example lists; short answers."""
-    examples = [make.tokens(2500) for _ in range(4)]
+    """Short questions behind one of 16 long example lists; short answers."""
+    examples = [make.tokens(2500) for _ in range(16)]
     for at in make.arrivals():
         question = make.tokens(make.length(40))
-        yield TraceRequest(at, np.concatenate([examples[int(make.rng.integers(4))], question]), make.length(16))
+        yield TraceRequest(at, np.concatenate([examples[int(make.rng.integers(16))], question]), make.length(16))
 
 
 def _long(make: _Maker) -> Iterator[TraceRequest]:
@@ -159,12 +194,40 @@ def _mixed(make: _Maker) -> Iterator[TraceRequest]:
             yield TraceRequest(at, ids, make.length(80), leaves)
 
 
+def _priorities(make: _Maker) -> Iterator[TraceRequest]:
+    """Interactive requests (priority 100) beside batch work (0) and something between (50), more than fits."""
+    systems = [make.tokens(600) for _ in range(3)]
+    for at in make.arrivals():
+        kind = make.rng.random()
+        if kind < 0.2:
+            ids = np.concatenate([systems[0], make.tokens(make.length(60))])
+            yield TraceRequest(at, ids, make.length(80, high=300), priority=100, tenant="interactive")
+        elif kind < 0.5:
+            ids = np.concatenate([systems[1], make.tokens(make.length(300))])
+            yield TraceRequest(at, ids, make.length(150, high=600), priority=50, tenant="product")
+        else:
+            ids = np.concatenate([systems[2], make.tokens(make.length(1500, high=8000))])
+            yield TraceRequest(at, ids, make.length(400, high=1500), priority=0, tenant="batch")
+
+
+def _tenants(make: _Maker) -> Iterator[TraceRequest]:
+    """One tenant that sends far more than can be served, in bursts of 8, and one that sends a request now and then."""
+    for at in make.arrivals():
+        for _ in range(8):
+            ids = make.tokens(make.length(800, high=4000))
+            yield TraceRequest(at, ids, make.length(200, high=600), tenant="heavy")
+        if make.rng.random() < 0.5:
+            yield TraceRequest(at, make.tokens(make.length(200, high=1000)), make.length(80, high=300), tenant="light")
+
+
 SYNTHETIC: dict[str, Callable[[_Maker], Iterator[TraceRequest]]] = {
     "chat": _chat,
     "agents": _agents,
     "fewshot": _fewshot,
     "long": _long,
     "mixed": _mixed,
+    "priorities": _priorities,
+    "tenants": _tenants,
 }
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from ceiba.config.records import SchedulerConfig
 from ceiba.scheduler.fake import CostModel
-from ceiba.scheduler.simulate import main, simulate
+from ceiba.scheduler.simulate import simulate
+from ceiba.scheduler.simulate_command import main
 from ceiba.scheduler.traces import SYNTHETIC, TraceError, TraceRequest, make_trace, read_trace
 
 CONFIG = SchedulerConfig(max_running_requests=64, max_total_tokens=100_000, max_prefill_tokens=32768)
@@ -105,7 +106,7 @@ def test_command_prints_figures_or_json(tmp_path, capsys):
 
 def test_neither_scheduler_nor_simulation_imports_torch():
     code = (
-        "import sys, ceiba.scheduler.simulate, ceiba.scheduler.loop\n"
+        "import sys, ceiba.scheduler.simulate_command, ceiba.scheduler.loop\n"
         "print(sorted({'torch', 'zmq', 'fastapi', 'rich', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
