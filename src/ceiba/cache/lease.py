@@ -38,7 +38,7 @@ class LeaseTable:
             raise ValueError(f"cache pages of {cache.page_size}, allocator pages of {allocator.page_size} slots")
         self.cache = cache
         self.allocator = allocator
-        self.pins = pins or PinBoard(cache, 0)
+        self.pins = PinBoard(cache, 0) if pins is None else pins
         self.cause = ""
         """Who asks for slots now: what the cache's history calls the reason of an eviction."""
         self.page_size = allocator.page_size

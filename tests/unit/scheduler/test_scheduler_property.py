@@ -31,7 +31,12 @@ CONFIGS = st.fixed_dictionaries(
         "chunked_prefill_size": st.sampled_from([-1, 3, 17, 64]),
         "enable_mixed_chunk": st.booleans(),
         "disable_radix_cache": st.sampled_from([False, False, True]),
-        "policy": st.sampled_from(["fcfs", "lpm"]),
+        "policy": st.sampled_from(
+            ["fcfs", "lof", "random", "routing-key", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first"]
+        ),
+        "radix_eviction_policy": st.sampled_from(["lru", "lfu", "slru", "priority", "tlru"]),
+        "prefill_decode_interval": st.sampled_from([0, 0, 1, 5]),
+        "fair_share": st.sampled_from(["off", "routing-key"]),
         "conservativeness": st.sampled_from([0.0, 0.1, 1.0]),
         "prefill_max_requests": st.sampled_from([None, 1, 3]),
         "max_prefill_tokens": st.sampled_from([32, 200]),
