@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Path, Request, Response
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import ceiba
 from ceiba import ui
 from ceiba.config.records import Config
-from ceiba.core.errors import NotFound
+from ceiba.core.errors import BadRequest, NotFound
 from ceiba.obs.metrics import FrontMetrics
 from ceiba.server import (
     admin,
@@ -34,16 +35,19 @@ from ceiba.server import (
 )
 from ceiba.server.anthropic import routes as anthropic
 from ceiba.server.auth import Access, AccessTable, AuthMiddleware
-from ceiba.server.decode import read
+from ceiba.server.decode import decode, read
+from ceiba.server.files import routes as files
+from ceiba.server.files.batches import Endpoint
 from ceiba.server.front import Front
 from ceiba.server.limits import LimitMiddleware
 from ceiba.server.logprobs import TokenTexts
 from ceiba.server.ollama import routes as ollama
 from ceiba.server.openai import chat, completions, models, schemas, translate
 from ceiba.server.openapi import Operation
+from ceiba.server.request import EngineRequest
 from ceiba.server.responses import routes as responses
 from ceiba.server.routes import Handler, Routes, json_answer
-from ceiba.server.sse import Answer
+from ceiba.server.sse import Answer, Shape, collect
 
 
 def create_app(front: Front, config: Config | None = None) -> FastAPI:
@@ -73,7 +77,8 @@ def create_app(front: Front, config: Config | None = None) -> FastAPI:
     _inference(routes, front)
     anthropic.wire(routes, front)
     ollama.wire(routes, front)
-    responses.wire(routes, front)
+    endpoints = _endpoints(front) | {"/v1/responses": responses.wire(routes, front).answer}
+    files.wire(routes, front, endpoints)
     scoring.wire(routes, front)
     parsing.wire(routes, front)
     _state(routes, front)
@@ -111,6 +116,29 @@ def create_app(front: Front, config: Config | None = None) -> FastAPI:
 
 def _chat_hints(body: schemas.ChatRequest, front: Front) -> dict[str, str]:
     return translate.hints(body, chat.unread_variables(body, front))
+
+
+def _endpoints(front: Front) -> dict[str, Endpoint]:
+    """What a batch may ask: from one body to one whole answer."""
+    texts = TokenTexts(front.tokenizer)
+
+    async def chat_completion(data: bytes) -> bytes:
+        body = decode(data, schemas.ChatRequest)
+        wanted = chat.request_of(body, front, Headers())
+        return await _whole(front, wanted, chat.ChatShape(body, wanted, front, texts))
+
+    async def completion(data: bytes) -> bytes:
+        body = decode(data, schemas.CompletionRequest)
+        wanted = completions.engine_request(body, front, Headers())
+        return await _whole(front, wanted, completions.CompletionShape(body, wanted, front, texts))
+
+    return {"/v1/chat/completions": chat_completion, "/v1/completions": completion}
+
+
+async def _whole(front: Front, wanted: EngineRequest, shape: Shape) -> bytes:
+    if wanted.stream:
+        raise BadRequest("stream is not for batches.", param="stream")
+    return await collect(front, wanted, shape)
 
 
 def _inference(routes: Routes, front: Front) -> None:

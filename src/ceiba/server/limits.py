@@ -14,16 +14,23 @@ from ceiba.server.errors import path_of, send_error
 
 class LimitMiddleware:
     def __init__(
-        self, app: ASGIApp, max_body: int = limits.MAX_BODY_BYTES, max_header: int = limits.MAX_HEADER_BYTES
+        self,
+        app: ASGIApp,
+        max_body: int = limits.MAX_BODY_BYTES,
+        max_header: int = limits.MAX_HEADER_BYTES,
+        uploads: frozenset[str] = frozenset({"/v1/files"}),
     ) -> None:
+        """``uploads``: paths whose bodies may be as long as a file, with a little around it."""
         self._app = app
         self._max_body = max_body
         self._max_header = max_header
+        self._uploads = uploads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        most = limits.MAX_FILE_BYTES + (1 << 20) if path_of(scope) in self._uploads else self._max_body
         size, length = 0, 0
         for name, value in scope["headers"]:
             size += len(name) + len(value)
@@ -37,12 +44,12 @@ class LimitMiddleware:
                 path_of(scope),
             )
             return
-        if length > self._max_body:
-            await send_error(send, self._too_large(length), path_of(scope))
+        if length > most:
+            await send_error(send, self._too_large(length, most), path_of(scope))
             return
-        await self._app(scope, self._counted(receive), send)
+        await self._app(scope, self._counted(receive, most), send)
 
-    def _counted(self, receive: Receive) -> Receive:
+    def _counted(self, receive: Receive, most: int) -> Receive:
         got = 0
 
         async def counted() -> Message:
@@ -50,13 +57,12 @@ class LimitMiddleware:
             message = await receive()
             if message["type"] == "http.request":
                 got += len(message.get("body", b""))
-                if got > self._max_body:
-                    raise self._too_large(got)
+                if got > most:
+                    raise self._too_large(got, most)
             return message
 
         return counted
 
-    def _too_large(self, size: int) -> CeibaError:
-        return TooLarge(
-            f"the body has {size} bytes or more; the limit is {self._max_body}.", param="body", code="body_too_large"
-        )
+    @staticmethod
+    def _too_large(size: int, most: int) -> CeibaError:
+        return TooLarge(f"the body has {size} bytes or more; the limit is {most}.", param="body", code="body_too_large")

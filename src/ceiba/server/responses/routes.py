@@ -6,12 +6,13 @@ import asyncio
 import uuid
 
 from fastapi import Path, Request, Response
+from starlette.datastructures import Headers
 
 from ceiba.core.errors import BadRequest
 from ceiba.server import errors
 from ceiba.server.auth import Access
 from ceiba.server.conversation import engine_request
-from ceiba.server.decode import read
+from ceiba.server.decode import decode, read
 from ceiba.server.front import Front
 from ceiba.server.logprobs import TokenTexts
 from ceiba.server.openai.translate import routing_key
@@ -44,10 +45,19 @@ class Responses:
                 name = "previous_response_id"
                 raise BadRequest(f"{name}: the response is {status}; only one that has ended goes on.", param=name)
             history = [*before.history, *before.response["output"]]
-        wanted, shape = self._prepare(body, request, history)
+        wanted, shape = self._prepare(body, request.headers, history)
         if body.background:
             return json_answer(self._run_in_background(wanted, shape))
         return Answer(self._front, wanted, shape, translate.hints(body))
+
+    async def answer(self, data: bytes) -> bytes:
+        """One request of a batch: whole, and never stored. Raises BadRequest."""
+        body = decode(data, schemas.ResponsesRequest)
+        if body.stream or body.background or body.store or body.previous_response_id:
+            raise BadRequest("stream, background, store and previous_response_id are not for batches.", param="body")
+        body.store = False
+        wanted, shape = self._prepare(body, Headers(), [])
+        return await collect(self._front, wanted, shape)
 
     def _check_storing(self, body: schemas.ResponsesRequest) -> None:
         if not self._enabled:
@@ -64,7 +74,7 @@ class Responses:
             raise BadRequest("background needs store.", param="store")
 
     def _prepare(
-        self, body: schemas.ResponsesRequest, request: Request, history: list[schemas.Item]
+        self, body: schemas.ResponsesRequest, headers: Headers, history: list[schemas.Item]
     ) -> tuple[EngineRequest, ResponseShape]:
         chat = translate.chat_of(body, self._front, history)
         body.store = self._enabled and body.store is not False
@@ -73,7 +83,7 @@ class Responses:
             self._front,
             f"resp_{uuid.uuid4().hex}",
             stream=bool(body.stream),
-            routing_key=routing_key(None, request.headers),
+            routing_key=routing_key(None, headers),
         )
         given = translate.items_of(body)
         kept: list[Stored] = []
@@ -138,7 +148,8 @@ class Responses:
         return json_answer({"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False})
 
 
-def wire(routes: Routes, front: Front) -> None:
+def wire(routes: Routes, front: Front) -> Responses:
+    """Adds the routes; the handlers answer batches, too."""
     handlers = Responses(front, front.config.server.enable_response_store)
     user = Access.USER
     one = "/v1/responses/{response_id}"
@@ -155,3 +166,4 @@ def wire(routes: Routes, front: Front) -> None:
     routes.add(one + "/cancel", ("POST",), user, operation, handlers.cancel)
     operation = Operation("What a stored response answered", None, schemas.ItemsAnswer)
     routes.add(one + "/input_items", ("GET",), user, operation, handlers.input_items)
+    return handlers
