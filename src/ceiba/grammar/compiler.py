@@ -13,15 +13,13 @@ import resource
 import signal
 import struct
 import sys
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Callable
+from typing import BinaryIO, Protocol
 
 import msgspec
 
 from ceiba.core import limits
 from ceiba.grammar.base import Compiled, Constraint, Refusal, Spacing, Vocabulary, WireVocabulary
-
-if TYPE_CHECKING:
-    from ceiba.grammar.backends import guidance, outlines, xgrammar
 
 _PR_SET_PDEATHSIG = 1
 
@@ -35,10 +33,20 @@ class Start(msgspec.Struct, array_like=True):
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """A frame from the child: ready (neither field), a compiled grammar, or why not."""
+    """A frame from the child. For each constraint: the library that was chosen (``stage``), then ``BEGUN`` once it is
+    loaded, then a compiled grammar or why not; a refusal may come at once."""
 
     compiled: Compiled | None = None
     refusal: str = ""
+    stage: str = ""
+
+
+BEGUN = "begun"
+
+
+class Compiler(Protocol):
+    def compile(self, constraint: Constraint) -> Compiled:
+        """Raises Refusal."""
 
 
 def write_frame(stream: BinaryIO, data: bytes) -> None:
@@ -60,32 +68,43 @@ def read_frame(stream: BinaryIO) -> bytes:
 
 
 class Compilers:
-    """The chosen backend, and llguidance for what xgrammar does not keep exactly."""
+    """The chosen backend, and llguidance for what xgrammar does not keep exactly; each imported when first needed."""
 
     def __init__(self, start: Start) -> None:
         wire = start.vocabulary
         self._vocabulary = Vocabulary(wire.tokens, tuple(wire.eos_ids), wire.special)
         self._spacing = start.spacing
-        self._first: xgrammar.Compiler | None = None
-        self._exact: guidance.Compiler | outlines.Compiler
-        if start.backend == "outlines":
-            from ceiba.grammar.backends import outlines
+        self._backend = start.backend
+        self._made: dict[str, Compiler] = {}
 
-            self._exact = outlines.Compiler(self._vocabulary, self._spacing)
-            return
-        from ceiba.grammar.backends import guidance
+    def choose(self, constraint: Constraint) -> str:
+        """Which library compiles ``constraint``. Raises Refusal for one that cannot be read."""
+        if self._backend != "xgrammar":
+            return self._backend
+        from ceiba.grammar.backends import xgrammar
 
-        self._exact = guidance.Compiler(self._vocabulary, self._spacing)
-        if start.backend == "xgrammar":
+        taken = xgrammar.takes(constraint, self._spacing, self._vocabulary)
+        return "xgrammar" if taken else "llguidance"
+
+    def get(self, name: str) -> Compiler:
+        """The compiler of one library; imports it, which takes xgrammar seconds."""
+        made = self._made.get(name)
+        if made is None:
+            made = self._made[name] = self._make(name)
+        return made
+
+    def _make(self, name: str) -> Compiler:
+        if name == "xgrammar":
             from ceiba.grammar.backends import xgrammar
 
-            self._first = xgrammar.Compiler(self._vocabulary, self._spacing)
+            return xgrammar.Compiler(self._vocabulary, self._spacing)
+        if name == "outlines":
+            from ceiba.grammar.backends import outlines
 
-    def compile(self, constraint: Constraint) -> Compiled:
-        """Raises Refusal."""
-        if self._first is not None and self._first.takes(constraint):
-            return self._first.compile(constraint)
-        return self._exact.compile(constraint)
+            return outlines.Compiler(self._vocabulary, self._spacing)
+        from ceiba.grammar.backends import guidance
+
+        return guidance.Compiler(self._vocabulary, self._spacing)
 
 
 def main() -> None:
@@ -107,21 +126,29 @@ def main() -> None:
     except Exception as error:
         write_frame(sink, msgspec.msgpack.encode(Answer(refusal=f"{type(error).__name__}: {error}")))
         os._exit(1)
-    _limit_memory()
     encode = msgspec.msgpack.Encoder().encode
     decoder = msgspec.msgpack.Decoder(Constraint)
-    write_frame(sink, encode(Answer()))
+
+    def send(answer: Answer) -> None:
+        write_frame(sink, encode(answer))
+
     while True:
         try:
             constraint = decoder.decode(read_frame(source))
         except EOFError:
             os._exit(0)
-        write_frame(sink, encode(_answer(compilers, constraint)))
+        send(_answer(compilers, constraint, send))
 
 
-def _answer(compilers: Compilers, constraint: Constraint) -> Answer:
+def _answer(compilers: Compilers, constraint: Constraint, send: Callable[[Answer], None]) -> Answer:
     try:
-        return Answer(compiled=compilers.compile(constraint))
+        name = compilers.choose(constraint)
+        send(Answer(stage=name))
+        _limit_memory(None)
+        compiler = compilers.get(name)
+        _limit_memory(limits.GRAMMAR_MEMORY_BYTES)
+        send(Answer(stage=BEGUN))
+        return Answer(compiled=compiler.compile(constraint))
     except Refusal as refusal:
         return Answer(refusal=str(refusal))
     except RecursionError:
@@ -132,13 +159,14 @@ def _answer(compilers: Compilers, constraint: Constraint) -> Answer:
         return Answer(refusal=f"it cannot be compiled ({type(error).__name__}: {str(error)[:200]})")
 
 
-def _limit_memory() -> None:
-    """Let this process grow by the budget and no further."""
+def _limit_memory(budget: int | None) -> None:
+    """Let this process grow by ``budget`` bytes from here and no further; None: as it likes, while a library loads."""
+    most = resource.RLIM_INFINITY
     try:
-        with open("/proc/self/statm") as file:
-            now = int(file.read().split()[0]) * resource.getpagesize()
-        most = now + limits.GRAMMAR_MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        if budget is not None:
+            with open("/proc/self/statm") as file:
+                most = int(file.read().split()[0]) * resource.getpagesize() + budget
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
     except (OSError, ValueError):
         return  # no such file or no right to: the time limit stays
 

@@ -6,6 +6,7 @@ Owns the child's life. Used from one thread, which must live as long as the chil
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import msgspec
 from ceiba.core import limits
 from ceiba.core.errors import BadRequest, EngineFault
 from ceiba.grammar.base import Compiled, Constraint
-from ceiba.grammar.compiler import Answer, Start, read_frame, write_frame
+from ceiba.grammar.compiler import BEGUN, Answer, Start, write_frame
 
 START_SECONDS = 120.0
 """Imports and the vocabulary: xgrammar's imports alone take several seconds on a busy machine."""
@@ -43,18 +44,29 @@ class CompilerProcess:
         self._start = start
         self._seconds = seconds
         self._child: subprocess.Popen[bytes] | None = None
+        self._received = bytearray()
         self._decoder = msgspec.msgpack.Decoder(Answer)
 
     @property
     def pid(self) -> int | None:
         return None if self._child is None else self._child.pid
 
-    def compile(self, constraint: Constraint, unwanted: Callable[[], bool]) -> Compiled:
-        """Raises BadRequest for a constraint that is refused or over its budget, Cancelled once ``unwanted()``."""
-        child = self._child or self._spawn(unwanted)
+    def compile(
+        self, constraint: Constraint, unwanted: Callable[[], bool], chosen: Callable[[str], None] = lambda name: None
+    ) -> Compiled:
+        """``chosen`` hears which library compiles it, before that is loaded.
+
+        Raises BadRequest for a constraint that is refused or over its budget, Cancelled once ``unwanted()``.
+        """
+        child = self._child or self._spawn()
         try:
             write_frame(_pipe(child.stdin), msgspec.msgpack.encode(constraint))
-            answer = self._receive(child, self._seconds, unwanted)
+            answer = self._receive(child, START_SECONDS, unwanted)
+            if answer.stage:
+                chosen(answer.stage)
+                answer = self._receive(child, START_SECONDS, unwanted)
+            if answer.stage == BEGUN:
+                answer = self._receive(child, self._seconds, unwanted)
         except TimeoutError:
             self.kill()
             raise BadRequest(
@@ -80,6 +92,7 @@ class CompilerProcess:
     def kill(self) -> None:
         """End the child at once, whatever it does; a next constraint starts another."""
         child, self._child = self._child, None
+        self._received.clear()
         if child is None:
             return
         child.kill()
@@ -88,7 +101,7 @@ class CompilerProcess:
             with contextlib.suppress(OSError):
                 _pipe(stream).close()
 
-    def _spawn(self, unwanted: Callable[[], bool]) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> subprocess.Popen[bytes]:
         root = str(Path(__file__).resolve().parents[2])
         start = self._start()
         child = self._child = subprocess.Popen(
@@ -96,27 +109,36 @@ class CompilerProcess:
         )
         try:
             write_frame(_pipe(child.stdin), msgspec.msgpack.encode(start))
-            answer = self._receive(child, START_SECONDS, unwanted)
-        except (TimeoutError, EOFError, BrokenPipeError):
+        except BrokenPipeError:
             self.kill()
             raise EngineFault("the grammar compiler did not start; the server's log may say why") from None
-        except Cancelled:
-            self.kill()
-            raise
-        if answer.refusal:
-            self.kill()
-            raise EngineFault(f"the grammar compiler did not start: {answer.refusal}")
         return child
 
     def _receive(self, child: subprocess.Popen[bytes], seconds: float, unwanted: Callable[[], bool]) -> Answer:
-        stream = _pipe(child.stdout)
+        """The next frame. Frames may arrive together, so what was read too far is kept."""
+        fd = _pipe(child.stdout).fileno()
         deadline = time.monotonic() + seconds
-        while not select.select([stream], [], [], _TICK)[0]:
-            if unwanted():
+        while (frame := self._take_frame()) is None:
+            if select.select([fd], [], [], _TICK)[0]:
+                data = os.read(fd, 1 << 20)
+                if not data:
+                    raise EOFError
+                self._received += data
+            elif unwanted():
                 raise Cancelled
-            if time.monotonic() > deadline:
+            elif time.monotonic() > deadline:
                 raise TimeoutError
-        return self._decoder.decode(read_frame(stream))
+        return self._decoder.decode(frame)
+
+    def _take_frame(self) -> bytes | None:
+        if len(self._received) < 4:
+            return None
+        end = 4 + int.from_bytes(self._received[:4], "little")
+        if len(self._received) < end:
+            return None
+        frame = bytes(self._received[4:end])
+        del self._received[:end]
+        return frame
 
 
 def _pipe(stream: object) -> BinaryIO:

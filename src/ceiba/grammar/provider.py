@@ -186,8 +186,6 @@ class Provider:
             self._threads.append(thread)
             self._free += 1
             thread.start()
-            if len(self._threads) == 1:  # xgrammar takes seconds to import, here and in the child: at the same time
-                threading.Thread(target=self._warm, name="grammar-warm", daemon=True).start()
         self._free -= 1
         self._queue.put(job)
 
@@ -212,7 +210,7 @@ class Provider:
         try:
             if job.waiting <= 0:
                 raise Cancelled
-            compiled = process.compile(job.constraint, lambda: job.waiting <= 0 or self._closed)
+            compiled = process.compile(job.constraint, lambda: job.waiting <= 0 or self._closed, self._chosen)
             job.prepared = self._engine(compiled.engine).prepare(compiled)
         except Cancelled:
             job.error = EngineFault("the grammar was given up because nobody waited for it")
@@ -240,10 +238,14 @@ class Provider:
         spacing = Spacing(config.whitespace_pattern, config.any_whitespace, config.max_whitespace)
         return Start(config.backend, wire, spacing)
 
-    def _warm(self) -> None:
-        """Import the library that will fill masks. A failure shows when a grammar is prepared."""
-        with contextlib.suppress(Exception):
-            self._engine(self._config.backend)
+    def _chosen(self, name: str) -> None:
+        """A library is about to be loaded in the child: load it here at the same time, since it may take seconds."""
+        if name not in self._engines:
+            threading.Thread(target=self._warm, args=(name,), name="grammar-warm", daemon=True).start()
+
+    def _warm(self, name: str) -> None:
+        with contextlib.suppress(Exception):  # it shows again when a grammar is prepared
+            self._engine(name)
 
     def _words(self) -> Vocabulary:
         with self._setup:

@@ -67,28 +67,26 @@ def exact(schema: Schema) -> bool:
     return True
 
 
+def takes(constraint: Constraint, spacing: Spacing, vocabulary: Vocabulary) -> bool:
+    """Whether the library keeps this constraint exactly. Raises Refusal for one that cannot be read."""
+    if constraint.kind == "json_schema":
+        return spacing.pattern is None and exact(schemas.parse(constraint.text))
+    if constraint.kind == "structural_tag":
+        tree = tags.parse(constraint.text)
+        if any(name in text for text in tags.texts(tree) for name in vocabulary.special):
+            return False  # a control token is a token, not its spelling
+        return all(exact(node.schema) for node in tags.nodes(tree) if isinstance(node, tags.Json))
+    return True
+
+
 class Compiler:
     """Runs in the compiler process."""
 
     def __init__(self, vocabulary: Vocabulary, spacing: Spacing) -> None:
         from xgrammar import GrammarCompiler
 
-        self._special = vocabulary.special
         self._compiler = GrammarCompiler(make_info(vocabulary), max_threads=1, cache_enabled=False)
         self._spacing = spacing
-
-    def takes(self, constraint: Constraint) -> bool:
-        """Whether it keeps this constraint exactly."""
-        if constraint.kind == "json_schema":
-            return self._spacing.pattern is None and exact(schemas.parse(constraint.text))
-        if constraint.kind == "structural_tag":
-            return self._takes_tags(tags.parse(constraint.text))
-        return True
-
-    def _takes_tags(self, tree: tags.Node) -> bool:
-        if any(name in text for text in tags.texts(tree) for name in self._special):
-            return False  # a control token is a token, not its spelling
-        return all(exact(node.schema) for node in tags.nodes(tree) if isinstance(node, tags.Json))
 
     def compile(self, constraint: Constraint) -> Compiled:
         kind, text = constraint.kind, constraint.text
