@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ceiba.checkpoint.opening import open_checkpoint
+from ceiba.core.step import PrefixGroup
 from ceiba.kernels import cpu
 from ceiba.runner.worker import ModelRunner
 from plan_driver import Driver, Request, make_config
@@ -121,6 +122,31 @@ def test_ragged_batches_of_prefill_and_decode(pair: tuple[PreTrainedModel, Drive
     driver.run(requests, 6, chunk=chunk, mixed=True)
     check(model, requests)
     for request in requests:
+        driver.close(request)
+
+
+def test_shared_prefixes_nested(pair: tuple[PreTrainedModel, Driver]) -> None:
+    """Groups of 20, 33 and 45 tokens read once, beside a request that shares nothing."""
+    model, driver = pair
+    root, lone = prompts(10, [45, 12])
+    first, alone = Request(root), Request(lone)
+    driver.run([first, alone], 1)
+    depths = [20, 33, 45]
+    branches = [Request([*root[: depths[i % 3]], 3 + i], prefix_slots=first.slots[: depths[i % 3]]) for i in range(9)]
+    driver.run(branches, 1)
+
+    def grouping(requests: list[Request]) -> list[PrefixGroup]:
+        where = {depth: [i for i, r in enumerate(requests) if len(r.prefix_slots) >= depth] for depth in depths}
+        return [PrefixGroup(depth, np.array(segments, np.int32)) for depth, segments in where.items()]
+
+    driver.grouping = grouping
+    try:
+        for _ in range(5):
+            driver.step([], [alone, *branches])
+    finally:
+        driver.grouping = None
+    check(model, [alone, *branches])
+    for request in (first, alone, *branches):
         driver.close(request)
 
 

@@ -51,6 +51,8 @@ class SchedulerConfig(Record, frozen=True, kw_only=True):
     consecutive_prefill_overlap: bool = True
     """Off: the result of a prefill is applied before another prefill is planned."""
     enable_mixed_chunk: bool = False
+    shared_prefix: bool = True
+    """Whether plans name the decode rows that begin with the same KV slots."""
     conservativeness: float = 1.0
     prefill_max_requests: int | None = None
     stream_interval: int = 1

@@ -386,6 +386,7 @@ def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
         overlap=overlap,
         consecutive_prefill_overlap=not env.disable_consecutive_prefill_overlap,
         enable_mixed_chunk=flags.get("enable_mixed_chunk"),
+        shared_prefix=not flags.get("disable_shared_prefix_attention"),
         conservativeness=flags.get("schedule_conservativeness"),
         prefill_max_requests=flags.get("prefill_max_requests"),
         stream_interval=flags.get("stream_interval"),

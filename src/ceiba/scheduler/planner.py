@@ -15,6 +15,7 @@ from ceiba.cache.keys import Int32
 from ceiba.config.records import SchedulerConfig
 from ceiba.core.step import FUTURE, RowOpen, StepPlan
 from ceiba.scheduler.admission import Admission, PrefillSegment
+from ceiba.scheduler.groups import PrefixGroups
 from ceiba.scheduler.preempt import Preemptor
 from ceiba.scheduler.retract import Retractor
 
@@ -47,6 +48,7 @@ class Planner:
         self.preemptor: Preemptor | None = None
         if config.enable_priority_scheduling and config.preemption_threshold is not None:
             self.preemptor = Preemptor(config.preemption_threshold, admission)
+        self._groups = PrefixGroups(self.leases) if config.shared_prefix and not config.disable_radix_cache else None
         self._step = 0
         self._decodes = config.prefill_decode_interval
         """Decode steps since the last prefill."""
@@ -173,6 +175,7 @@ class Planner:
             num_prefill=len(segments),
             opened=opened,
             closed=self.rows.take_closed(),
+            groups=self._groups.find(decode.rows, len(segments)) if self._groups and len(decode.rows) > 1 else [],
         )
 
 
