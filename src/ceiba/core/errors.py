@@ -49,6 +49,13 @@ class TooLarge(CeibaError):
     kind = "invalid_request_error"
 
 
+class TooSlow(CeibaError):
+    """The client stopped in the middle of its request (408)."""
+
+    status = 408
+    kind = "invalid_request_error"
+
+
 class Overloaded(CeibaError):
     """The queue is full: try again after ``retry_after`` seconds (503)."""
 

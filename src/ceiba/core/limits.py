@@ -7,6 +7,10 @@ from typing import Final
 MAX_BODY_BYTES: Final = 64 << 20
 """One HTTP request body."""
 MAX_HEADER_BYTES: Final = 64 << 10
+HEADER_SECONDS: Final = 30.0
+"""From the first byte of a request, or from connecting, to the end of its headers."""
+BODY_STALL_SECONDS: Final = 60.0
+"""Between two pieces of one request body."""
 MAX_JSON_DEPTH: Final = 64
 MAX_N: Final = 128
 """Choices of one request (n, best_of)."""

@@ -12,6 +12,7 @@ import errno
 import gc
 import json
 import logging
+import resource
 import shlex
 import signal
 import socket
@@ -36,6 +37,7 @@ DRAIN_SECONDS = 20.0
 FLUSH_SECONDS = 2.0
 """How long connections may take to carry the last bytes, an error mostly."""
 BACKLOG = 2048
+MAX_FILES = 65_536
 RESTART_PAUSE = 1.0
 
 
@@ -45,6 +47,7 @@ def serve(config: Config) -> int:
     from ceiba.obs import logs
 
     logs.setup(config.obs)
+    _allow_connections()
     with contextlib.ExitStack() as sockets:
         try:
             sock = sockets.enter_context(listen(config.server.host, config.server.port))
@@ -64,6 +67,15 @@ def serve(config: Config) -> int:
             log.warning("starting the engine again (--restart-on-failure)")
             time.sleep(RESTART_PAUSE)
             started = time.monotonic()
+
+
+def _allow_connections() -> None:
+    """Each connection takes a file descriptor, and many systems start a process with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -155,16 +167,23 @@ class _Run:
                 await self._until_end(http)
             return await self._wind_down(front, http)
         except CeibaError as error:
+            self._fail_front(error)
             if self._stop.is_set():
                 return 1 if self.lost_a_part else 0
             _complain(error.message)
             return 2 if isinstance(error, ConfigError) else 1
         except Exception as error:
+            self._fail_front(error)
             log.exception("start-up failed")
             _complain(explain(error))
             return 1
         finally:
             await self._close(http)
+
+    def _fail_front(self, error: Exception) -> None:
+        """Whoever has asked already, while the model was loading, hears why nothing comes."""
+        if self._graph.front is not None:
+            self._graph.front.fail(f"it could not start: {explain(error)}")
 
     # ── events ───────────────────────────────────────────────────────────────
 

@@ -125,6 +125,8 @@ def make_metrics_server(config: Config, front: Front) -> uvicorn.Server:
 def _server(config: Config, app: Any) -> uvicorn.Server:
     import uvicorn
 
+    from ceiba.launch.http_protocol import PunctualProtocol
+
     class Server(uvicorn.Server):
         """Leaves signals to ``launch.run``, which decides what they mean for all parts."""
 
@@ -138,7 +140,7 @@ def _server(config: Config, app: Any) -> uvicorn.Server:
     return Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=PunctualProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

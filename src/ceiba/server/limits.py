@@ -1,14 +1,17 @@
-"""Byte limits of a request, kept before anything is parsed. Pure ASGI, outside the framework.
+"""Limits of a request kept before anything is parsed: bytes, and how long its body may stall. Pure ASGI, outside the
+framework.
 
 Owns header and body size. A body without a length is counted as it comes.
 """
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ceiba.core import limits
-from ceiba.core.errors import BadRequest, CeibaError, TooLarge
+from ceiba.core.errors import BadRequest, CeibaError, TooLarge, TooSlow
 from ceiba.server.errors import path_of, send_error
 
 
@@ -19,12 +22,14 @@ class LimitMiddleware:
         max_body: int = limits.MAX_BODY_BYTES,
         max_header: int = limits.MAX_HEADER_BYTES,
         uploads: frozenset[str] = frozenset({"/v1/files"}),
+        stall: float = limits.BODY_STALL_SECONDS,
     ) -> None:
         """``uploads``: paths whose bodies may be as long as a file, with a little around it."""
         self._app = app
         self._max_body = max_body
         self._max_header = max_header
         self._uploads = uploads
+        self._stall = stall
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,10 +56,20 @@ class LimitMiddleware:
 
     def _counted(self, receive: Receive, most: int) -> Receive:
         got = 0
+        complete = False
 
         async def counted() -> Message:
-            nonlocal got
-            message = await receive()
+            nonlocal got, complete
+            try:
+                async with asyncio.timeout(None if complete else self._stall):
+                    message = await receive()
+            except TimeoutError:
+                raise TooSlow(
+                    f"no byte of the body came for {self._stall:g} s after the first {got}: send it again.",
+                    param="body",
+                    code="body_stalled",
+                ) from None
+            complete = not message.get("more_body", False)
             if message["type"] == "http.request":
                 got += len(message.get("body", b""))
                 if got > most:

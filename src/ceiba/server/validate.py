@@ -171,6 +171,8 @@ def _check_stops(sampling: SamplingParams, request: EngineRequest, vocab_size: i
                 raise BadRequest(
                     f"{name} holds {len(pattern)} characters; the limit is {limits.MAX_STOP_CHARS}.", param=name
                 )
+            if any("\ud800" <= c <= "\udfff" for c in pattern):  # from Python; JSON cannot carry one
+                raise BadRequest(f"{name} holds a lone surrogate, which is not Unicode text.", param=name)
     name = request.name("stop_token_ids")
     if len(sampling.stop_token_ids) > limits.MAX_STOP_TOKEN_IDS:
         raise BadRequest(
