@@ -32,6 +32,8 @@ from ceiba.core.messages import (
     Finish,
     Generate,
     Heartbeat,
+    Pool,
+    Pooled,
     Reply,
     TextBatch,
     TopLogprobs,
@@ -108,10 +110,13 @@ def make_config(
     obs: ObsConfig | None = None,
     watchdog: float = 300.0,
     pool: int = 65536,
+    task: Any = "generate",
     **server: Any,
 ) -> Config:
     return Config(
-        model=ModelConfig(path="/models/fake", name="fake-model", tokenizer_path="/models/fake", context_len=context),
+        model=ModelConfig(
+            path="/models/fake", name="fake-model", tokenizer_path="/models/fake", context_len=context, task=task
+        ),
         scheduler=SchedulerConfig(max_queued_requests=max_queued, max_total_tokens=pool),
         runner=RunnerConfig(),
         server=ServerConfig(**server),
@@ -184,6 +189,8 @@ class FakeEngine:
         self._outbox: asyncio.Queue[Any] = asyncio.Queue()
         self._waiting: OrderedDict[str, _Job] = OrderedDict()
         self._running: OrderedDict[str, _Job] = OrderedDict()
+        self._pools: OrderedDict[str, Pool] = OrderedDict()
+        self.width = 4
         self._seen: list[list[int]] = []
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -211,7 +218,7 @@ class FakeEngine:
 
     @property
     def idle(self) -> bool:
-        return not self._waiting and not self._running
+        return not self._waiting and not self._running and not self._pools
 
     @property
     def live(self) -> list[str]:
@@ -232,6 +239,7 @@ class FakeEngine:
             if not self.frozen:
                 self._round = now
                 self._admit()
+                self._pool()
                 self._step()
             if self.idle or self.frozen:
                 self._woken.clear()
@@ -251,7 +259,12 @@ class FakeEngine:
                 speak = self.speak(bytes(t % 256 for t in prompt)) if callable(self.speak) else self.speak
                 text = speak if speak is not None else text_for(prompt, message.sampling.seed)
                 self._waiting[message.rid] = _Job(message, prompt, text, self._match(message.namespace, prompt))
+            elif isinstance(message, Pool):
+                self._pools[message.rid] = message
             elif isinstance(message, Abort):
+                for rid in message.rids:
+                    if self._pools.pop(rid, None):
+                        self.aborted.append(rid)
                 for rid in self.live if message.everything else message.rids:
                     if self._waiting.pop(rid, None) or self._running.pop(rid, None):
                         self.aborted.append(rid)
@@ -259,6 +272,26 @@ class FakeEngine:
                             self._end(rid, Finish(kind="abort", message="aborted"))
             elif isinstance(message, Control):
                 self._outbox.put_nowait(self._control(message))
+
+    def _pool(self) -> None:
+        batch = list(self._pools.values())[: self.max_running]
+        if not batch:
+            return
+        vectors = [vector_of(bytes_to_ids(m.input_ids).tolist(), m.second, self.width) for m in batch]
+        for message in batch:
+            del self._pools[message.rid]
+        self._outbox.put_nowait(
+            Pooled(
+                rids=[m.rid for m in batch],
+                widths=ids_to_bytes([0 if m.rid in self.faults else self.width for m in batch]),
+                values=b"".join(
+                    np.asarray(v, "<f4").tobytes()
+                    for m, v in zip(batch, vectors, strict=True)
+                    if m.rid not in self.faults
+                ),
+                finishes={i: self.faults[m.rid] for i, m in enumerate(batch) if m.rid in self.faults},
+            )
+        )
 
     def _control(self, message: Control) -> Reply:
         if message.op == "flush_cache":
@@ -399,6 +432,11 @@ def _logprobs(ids: list[int], spec: Any, first_is_none: bool) -> TopLogprobs:
         top_values=top_values.tobytes(),
         fixed_values=fixed.tobytes(),
     )
+
+
+def vector_of(ids: list[int], second: int, width: int) -> list[float]:
+    """What the fake makes of one text (and of a second one at its end)."""
+    return [float(sum(ids) % 97 + 1), float(len(ids)), float(second), *range(1, width - 2)]
 
 
 def logprob_of(token: int) -> float:

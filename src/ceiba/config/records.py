@@ -30,6 +30,8 @@ class ModelConfig(Record, frozen=True, kw_only=True):
     override_args: dict[str, object] = {}
     loader_extra: dict[str, object] = {}
     skip_tokenizer: bool = False
+    task: Literal["generate", "embed", "classify", "rerank"] = "generate"
+    """What the model gives: text, a vector, logits of classes, or one logit for a pair of texts."""
 
 
 class SchedulerConfig(Record, frozen=True, kw_only=True):

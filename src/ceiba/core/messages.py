@@ -58,6 +58,16 @@ class Generate(Wire):
     """Whether the pin grows by the answer (sessions)."""
 
 
+class Pool(Wire):
+    """One text for a model that gives numbers instead of text, answered by one entry of a ``Pooled``."""
+
+    rid: str
+    input_ids: bytes
+    second: int = 0
+    """Ids of a second text at the end (cross-encoders); 0: there is one text."""
+    arrival: float = 0.0
+
+
 class Abort(Wire):
     """End these requests now, in whatever state; unknown rids are ignored. ``everything`` ends all."""
 
@@ -88,6 +98,21 @@ class Reply(Wire):
     ok: bool
     value: object = None
     error: str = ""
+
+
+class Pooled(Wire):
+    """Numbers of one batch. Entry i: text ``rids[i]`` got ``widths[i]`` of ``values``: an embedding, or logits.
+
+    Sent by whoever runs the model, straight to the front.
+    """
+
+    rids: list[str]
+    widths: bytes
+    """int32 [len(rids)]"""
+    values: bytes
+    """float32 [sum(widths)]"""
+    finishes: dict[int, Finish] = {}
+    """entry index -> why it has no numbers"""
 
 
 class Heartbeat(Wire):
@@ -183,5 +208,7 @@ class TextBatch(Wire):
 
 
 ToScheduler = Generate | Abort | Control
+ToPooling = Pool | Abort | Control
+"""To the process that stands in the scheduler's place when the model gives numbers."""
 ToDetokenizer = TokenBatch
-ToFront = TextBatch | Reply | Heartbeat
+ToFront = TextBatch | Pooled | Reply | Heartbeat

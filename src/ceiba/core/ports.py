@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ceiba.core.messages import Abort, Heartbeat, Reply, TextBatch, ToDetokenizer, ToFront, TokenBatch, ToScheduler
+from ceiba.core.messages import (
+    Abort,
+    Heartbeat,
+    Pooled,
+    Reply,
+    TextBatch,
+    ToDetokenizer,
+    ToFront,
+    TokenBatch,
+    ToPooling,
+    ToScheduler,
+)
 
 
 class SchedulerPort(Protocol):
@@ -18,6 +29,15 @@ class SchedulerPort(Protocol):
     def to_detokenizer(self, batch: TokenBatch) -> None: ...
 
     def to_front(self, message: Reply | Heartbeat) -> None: ...
+
+
+class PoolingPort(Protocol):
+    """The scheduler's mailbox and its way to the front, for a model that gives numbers."""
+
+    def receive(self, timeout: float) -> list[ToPooling]:
+        """As ``SchedulerPort.receive``."""
+
+    def to_front(self, message: Pooled | Reply | Heartbeat) -> None: ...
 
 
 class DetokenizerPort(Protocol):

@@ -19,7 +19,18 @@ import msgspec
 import zmq
 
 from ceiba.core.errors import ConfigError
-from ceiba.core.messages import Abort, Heartbeat, Reply, TextBatch, ToDetokenizer, ToFront, TokenBatch, ToScheduler
+from ceiba.core.messages import (
+    Abort,
+    Heartbeat,
+    Pooled,
+    Reply,
+    TextBatch,
+    ToDetokenizer,
+    ToFront,
+    TokenBatch,
+    ToPooling,
+    ToScheduler,
+)
 
 M = TypeVar("M")
 
@@ -137,6 +148,27 @@ class ZmqSchedulerPort:
     def close(self) -> None:
         for part in (self._inbox, self._detokenizer, self._front):
             part.close()
+        self._context.term()
+
+
+class ZmqPoolingPort:
+    """``core.ports.PoolingPort``: the scheduler's mailbox, for a model that gives numbers. ``to_front`` is safe from a
+    heartbeat thread as well."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._context = zmq.Context()
+        self._inbox: _Inbox[ToPooling] = _Inbox(self._context, endpoints.scheduler, msgspec.msgpack.Decoder(ToPooling))
+        self._front = _Outbox(self._context, endpoints.front)
+
+    def receive(self, timeout: float) -> list[ToPooling]:
+        return self._inbox.receive(timeout)
+
+    def to_front(self, message: Pooled | Reply | Heartbeat) -> None:
+        self._front.send(message)
+
+    def close(self) -> None:
+        self._inbox.close()
+        self._front.close()
         self._context.term()
 
 

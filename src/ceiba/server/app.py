@@ -23,6 +23,7 @@ from ceiba.server import (
     admin,
     answers,
     cache_routes,
+    embeddings,
     errors,
     native,
     native_schemas,
@@ -78,8 +79,10 @@ def create_app(front: Front, config: Config | None = None) -> FastAPI:
     anthropic.wire(routes, front)
     ollama.wire(routes, front)
     endpoints = _endpoints(front) | {"/v1/responses": responses.wire(routes, front).answer}
+    endpoints["/v1/embeddings"] = embeddings.endpoint(front)
     files.wire(routes, front, endpoints)
     scoring.wire(routes, front)
+    embeddings.wire(routes, front)
     parsing.wire(routes, front)
     _state(routes, front)
     _admin(routes, front)

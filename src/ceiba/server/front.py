@@ -25,7 +25,7 @@ import numpy as np
 from ceiba.config.records import Config
 from ceiba.core import limits
 from ceiba.core.errors import BadRequest, CeibaError, ConfigError, EngineFault, Unavailable
-from ceiba.core.messages import Abort, Control, Finish, Generate, Heartbeat, Reply, TextBatch, ids_to_bytes
+from ceiba.core.messages import Abort, Control, Finish, Generate, Heartbeat, Pooled, Reply, TextBatch, ids_to_bytes
 from ceiba.core.ports import FrontPort
 from ceiba.core.sampling import SamplingParams
 from ceiba.obs.logs import RequestLog
@@ -35,6 +35,7 @@ from ceiba.server.choices import Choice, choices_of
 from ceiba.server.generation import Generation, failed, stopped
 from ceiba.server.health import Health, HealthMonitor
 from ceiba.server.output import choose_parsers, template_text
+from ceiba.server.pooling import PoolTable
 from ceiba.server.request import ChatPrompt, Chunk, EngineRequest, Input, Template, TextPrompt, Tokenizer
 from ceiba.server.thinking import BoundedThinking
 
@@ -98,6 +99,8 @@ class Front:
         """Ended by the detokenizer (a stop string): the scheduler may not have heard of it yet."""
         self._serial = itertools.count(1)
         self._bounded: dict[str, BoundedThinking] = {}
+        self.pool = PoolTable(port.to_scheduler, config.model.context_len)
+        """Texts that become numbers, where the model gives numbers."""
         self._controls: dict[int, asyncio.Future[Reply]] = {}
         self._receiver: asyncio.Task[None] | None = None
         self._probe: asyncio.Task[Health] | None = None
@@ -136,6 +139,7 @@ class Front:
         for generation in list(self._generations):
             generation.fail(stopped(reason))
             self._retire(generation, "error")
+        self.pool.fail(stopped(reason))
         for future in self._controls.values():
             if not future.done():
                 future.set_exception(stopped(reason))
@@ -155,6 +159,8 @@ class Front:
         """Check ``request`` and register it; nothing is tokenized or sent yet. Raises BadRequest or Unavailable."""
         if self.monitor.stopped is not None:
             raise stopped(self.monitor.stopped.reason)
+        if self.config.model.task != "generate":
+            raise BadRequest(f"this server's model gives numbers ({self.config.model.task}) and generates no text.")
         validate.check_request(request, self.vocab_size, self.capacity, self.config.scheduler)
         generation = Generation(request, self._leave)
         spans: dict[str, range] = {}
@@ -255,6 +261,8 @@ class Front:
     async def probe(self) -> Health:
         """Health by one real token when idle, by the heartbeat when busy. Any number of callers share one probe."""
         health = self.health()
+        if self.config.model.task != "generate":
+            return health  # its process answers heartbeats between batches; there is no token to make
         if not health.ok or len(self._generations) > (self._probing is not None):
             return health
         if self._probe is None or self._probe.done():
@@ -478,6 +486,8 @@ class Front:
             try:
                 if isinstance(message, TextBatch):
                     self._on_text(message)
+                elif isinstance(message, Pooled):
+                    self.pool.arrived(message)
                 elif isinstance(message, Heartbeat):
                     self.monitor.beat(message.at, message.stats)
                     self.metrics.heartbeat(message.stats)

@@ -32,6 +32,7 @@ from ceiba.server.output import template_text
 from ceiba.server.request import EngineRequest, Input, Prompt, TextPrompt
 from ceiba.server.responses.translate import messages_of
 from ceiba.server.routes import Routes, json_answer
+from ceiba.server.sse import until_gone
 from ceiba.text.parsers import registry
 
 _LOOK = SamplingParams(max_new_tokens=1, ignore_eos=True)
@@ -290,10 +291,12 @@ def _answer(question: Question, probabilities: np.ndarray) -> dict[str, Any]:
 
 def wire(routes: Routes, front: Front) -> None:
     async def v1_score(request: Request) -> Response:
-        return json_answer(await score(await read(request, ScoreRequest), front, request.headers))
+        body = await read(request, ScoreRequest)
+        return await until_gone(request, score(body, front, request.headers), json_answer)
 
     async def v1_decisions(request: Request) -> Response:
-        return json_answer(await decide(await read(request, DecisionRequest), front, request.headers))
+        body = await read(request, DecisionRequest)
+        return await until_gone(request, decide(body, front, request.headers), json_answer)
 
     post, user = ("POST",), Access.USER
     operation = Operation("Probabilities of labels behind each item", ScoreRequest, ScoreAnswer)

@@ -7,9 +7,10 @@ for the client to leave, and putting many events into one write. What an answer 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, ClassVar, Protocol
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -154,6 +155,26 @@ async def collect(front: Front, request: EngineRequest, shape: Shape) -> bytes:
         async for chunk in generation:
             choices[chunk.index].feed(chunk)
     return shape.whole()
+
+
+async def until_gone(request: Request, work: Coroutine[Any, Any, Any], answer: Callable[[Any], Response]) -> Response:
+    """``answer`` of what ``work`` returns. A client that leaves cancels ``work``, in whatever state it is."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return Response(status_code=499)  # nobody reads it
+        return answer(task.result())
+    finally:
+        watcher.cancel()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _watch(receive: Receive, generation: Generation) -> None:

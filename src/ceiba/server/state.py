@@ -35,7 +35,7 @@ def model_info(front: Front) -> dict[str, Any]:
         "model_path": config.model.path,
         "served_model_name": config.model.name,
         "tokenizer_path": config.model.tokenizer_path,
-        "is_generation": True,
+        "is_generation": config.model.task == "generate",
         "preferred_sampling_params": config.server.preferred_sampling_params or None,
         "weight_version": config.server.weight_version,
         "dtype": config.model.dtype,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from ceiba.server.auth import Access
 
 _LATER = "not available yet"
-_EMBED = "not available yet: this server runs generative models only"
 _LORA = "not available yet: LoRA adapters"
 _WEIGHTS = "not available yet: changing weights at run time"
 _ONE_MODEL = "this server has one model, chosen when it starts"
@@ -19,11 +18,6 @@ _PROFILE = "not available yet: profiling through the server"
 
 ROUTES: tuple[tuple[str, tuple[str, ...], Access, str], ...] = (
     # path, methods, who may call it once it works, why not yet
-    ("/encode", ("POST",), Access.USER, _EMBED),
-    ("/classify", ("POST",), Access.USER, _EMBED),
-    ("/v1/embeddings", ("POST",), Access.USER, _EMBED),
-    ("/v1/rerank", ("POST",), Access.USER, _EMBED),
-    ("/v1/classify", ("POST",), Access.USER, _EMBED),
     ("/v1/audio/transcriptions", ("POST",), Access.USER, "not available yet: audio"),
     ("/invocations", ("POST",), Access.USER, _LATER + ": use /v1/chat/completions"),
     ("/vertex_generate", ("POST",), Access.USER, _LATER + ": use /generate"),
