@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ceiba.core.step import TokenMasks
@@ -99,6 +100,9 @@ def edit(logits: Tensor, batch: SamplingBatch, rows: Rows, masks: TokenMasks | N
 
 def unpack_bits(bits: Tensor, size: int) -> Tensor:
     """int32 [M, ceil(size / 32)], bit t % 32 of word t // 32 → bool [M, size]."""
+    if bits.device.type == "cpu":  # without torch's threads, which stall a step where cores are shared
+        flags = np.unpackbits(bits.numpy().view(np.uint8), axis=1, bitorder="little")
+        return torch.from_numpy(flags[:, :size]).view(torch.bool)
     shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
     wide = (bits.unsqueeze(2) >> shifts) & 1
     return wide.view(len(bits), -1)[:, :size].bool()
