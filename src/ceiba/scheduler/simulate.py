@@ -130,11 +130,13 @@ def simulate(
 
 BUCKETS = 120
 """Points of a timeline."""
+HIT_WINDOW = 10
+"""Points that a hit rate looks back over: single admissions are all or nothing."""
 
 
 def timeline(trace: list[TraceRequest], port: TracePort, queue: np.ndarray) -> dict[str, list[float | None]]:
     """Columns over simulated time, one value per bucket (None: nothing happened in it): ``t`` (seconds, middle of the
-    bucket), ``queue`` and ``running`` (requests, mean), ``hit_rate`` (of the prompts admitted then) and ``ttft``
+    bucket), ``queue`` and ``running`` (requests, mean), ``hit_rate`` (of the prompts admitted lately) and ``ttft``
     (seconds, median and 99th percentile of the requests that arrived then)."""
     end = max(float(queue[-1, 0]), 1e-9)
     edges = np.linspace(0.0, end, BUCKETS + 1)
@@ -153,7 +155,11 @@ def timeline(trace: list[TraceRequest], port: TracePort, queue: np.ndarray) -> d
         "t": [float(t) for t in (edges[:-1] + edges[1:]) / 2],
         "queue": [float(queue[m, 1].mean()) if len(m) else None for m in rounds],
         "running": [float(queue[m, 2].mean()) if len(m) else None for m in rounds],
-        "hit_rate": [float(cached[m].sum() / length[m].sum()) if len(m) else None for m in admissions],
+        "hit_rate": [
+            float(cached[lately].sum() / length[lately].sum()) if len(admissions[i]) else None
+            for i in range(BUCKETS)
+            for lately in [np.concatenate(admissions[max(0, i - HIT_WINDOW + 1) : i + 1])]
+        ],
         "ttft_p50": [float(np.percentile(w, 50)) if len(w) else None for w in waits],
         "ttft_p99": [float(np.percentile(w, 99)) if len(w) else None for w in waits],
     }

@@ -21,7 +21,7 @@ CHARTS: tuple[tuple[str, str, str, bool], ...] = (
     # column, title, unit, logarithmic
     ("queue", "Waiting requests", "", False),
     ("running", "Running requests", "", False),
-    ("hit_rate", "Cache hit rate of the prompts admitted", "%", False),
+    ("hit_rate", "Cache hit rate of the prompts admitted lately", "%", False),
     ("ttft_p50", "Time to first token, median of arrivals", "s", True),
     ("ttft_p99", "Time to first token, 99th percentile of arrivals", "s", True),
 )
@@ -45,7 +45,8 @@ body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 940p
 table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }}
 th, td {{ text-align: right; padding: .35rem .6rem; border-bottom: 1px solid #ddd; }}
 th:first-child, td:first-child {{ text-align: left; }}
-.best {{ font-weight: 700; }} .scroll {{ overflow-x: auto; }} svg {{ max-width: 100%; height: auto; }}
+.best {{ font-weight: 700; }} .scroll {{ overflow-x: auto; }}
+svg {{ margin-top: 1.2rem; max-width: 100%; height: auto; }}
 p {{ color: #555; }} code {{ font-size: 13px; }}
 @media (prefers-color-scheme: dark) {{ body {{ background: #16181c; color: #ddd; }} p {{ color: #aaa; }}
  th, td {{ border-color: #333; }} }}
@@ -80,7 +81,7 @@ def cell(figures: Figures, path: str) -> float:
 
 
 def shown(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.1f}"
 
 
 def table(runs: Mapping[str, Figures]) -> list[list[str]]:
