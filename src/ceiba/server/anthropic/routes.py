@@ -37,6 +37,6 @@ def wire(routes: Routes, front: Front) -> None:
         "/v1/messages/count_tokens",
         post,
         user,
-        Operation("Tokens of a conversation (Anthropic)", schemas.CountRequest, schemas.CountAnswer),
+        Operation("Tokens of a conversation (Anthropic)", schemas.CountRequest, schemas.MessageCount),
         count_tokens,
     )

@@ -103,7 +103,7 @@ class Answer(msgspec.Struct, kw_only=True):
     pass
 
 
-class UsageAnswer(Answer, kw_only=True):
+class MessageUsage(Answer, kw_only=True):
     input_tokens: Annotated[int, Meta(description="Prompt tokens that were not cached.")]
     output_tokens: Annotated[int, Meta(description="Generated tokens.")]
     cache_creation_input_tokens: Annotated[
@@ -122,7 +122,7 @@ class MessageAnswer(Answer, kw_only=True):
         str | None, Meta(description="`end_turn`, `max_tokens`, `stop_sequence` or `tool_use`; null in message_start.")
     ]
     stop_sequence: Annotated[str | None, Meta(description="The stop sequence that matched.")]
-    usage: Annotated[UsageAnswer, Meta(description="Token counts.")]
+    usage: Annotated[MessageUsage, Meta(description="Token counts.")]
 
 
 class MessageEvent(Answer, kw_only=True):
@@ -137,9 +137,9 @@ class MessageEvent(Answer, kw_only=True):
     index: Annotated[int | None, Meta(description="Which block.")] = None
     content_block: Annotated[Block | None, Meta(description="With content_block_start.")] = None
     delta: Annotated[dict[str, Any] | None, Meta(description="What is added.")] = None
-    usage: Annotated[UsageAnswer | None, Meta(description="With message_delta.")] = None
+    usage: Annotated[MessageUsage | None, Meta(description="With message_delta.")] = None
     error: Annotated[dict[str, Any] | None, Meta(description="With error.")] = None
 
 
-class CountAnswer(Answer, kw_only=True):
+class MessageCount(Answer, kw_only=True):
     input_tokens: Annotated[int, Meta(description="Tokens of the prompt.")]

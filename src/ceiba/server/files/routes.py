@@ -69,7 +69,7 @@ class ListAnswer(msgspec.Struct, kw_only=True):
     has_more: Annotated[bool, Meta(description="Whether there are more behind the last.")]
 
 
-class DeletedAnswer(msgspec.Struct, kw_only=True):
+class FileDeleted(msgspec.Struct, kw_only=True):
     id: Annotated[str, Meta(description="The file's id.")]
     object: Annotated[str, Meta(description="`file`.")]
     deleted: Annotated[bool, Meta(description="true.")]
@@ -195,7 +195,7 @@ def wire(routes: Routes, front: Front, endpoints: Mapping[str, Endpoint]) -> Non
     routes.add("/v1/files", get, user, Operation("All files", None, ListAnswer), handlers.files)
     one = "/v1/files/{file_id}"
     routes.add(one, get, user, Operation("What a file is", None, FileAnswer), handlers.file)
-    routes.add(one, delete, user, Operation("Delete a file", None, DeletedAnswer), handlers.delete)
+    routes.add(one, delete, user, Operation("Delete a file", None, FileDeleted), handlers.delete)
     routes.add(one + "/content", get, user, Operation("The bytes of a file", None, None), handlers.content)
     operation = Operation("Answer every line of a file", BatchRequest, BatchAnswer)
     routes.add("/v1/batches", post, user, operation, handlers.create_batch)

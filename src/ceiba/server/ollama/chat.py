@@ -26,10 +26,10 @@ from ceiba.server.ollama.schemas import (
     HINT_OPTIONS,
     REFUSED_GENERATE,
     REFUSED_OPTIONS,
-    ChatRequest,
     Common,
-    GenerateRequest,
-    Options,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaOptions,
 )
 from ceiba.server.openai.translate import fold_seed, refuse, routing_key, strings
 from ceiba.server.request import EngineRequest, Input, LengthRule, TextPrompt
@@ -48,7 +48,7 @@ NAMES = {
 }
 
 
-def chat_request(body: ChatRequest, front: Front, headers: Headers) -> EngineRequest:
+def chat_request(body: OllamaChatRequest, front: Front, headers: Headers) -> EngineRequest:
     """Raises BadRequest naming the field that cannot be served."""
     if len(body.messages) > limits.MAX_MESSAGES:
         raise BadRequest(f"{len(body.messages)} messages; the limit is {limits.MAX_MESSAGES}.", param="messages")
@@ -59,7 +59,7 @@ def chat_request(body: ChatRequest, front: Front, headers: Headers) -> EngineReq
     return _request(body, chat, front, headers)
 
 
-def generate_request(body: GenerateRequest, front: Front, headers: Headers) -> EngineRequest:
+def generate_request(body: OllamaGenerateRequest, front: Front, headers: Headers) -> EngineRequest:
     """Raises BadRequest naming the field that cannot be served."""
     refuse(body, REFUSED_GENERATE)
     if not body.raw and front.template is not None:
@@ -86,9 +86,9 @@ def hints(body: Common) -> dict[str, str]:
     return {"x-ceiba-hints": ",".join(given)} if given else {}
 
 
-def loaded(body: ChatRequest | GenerateRequest) -> dict[str, Any] | None:
+def loaded(body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any] | None:
     """The answer to a request without a question, which only wants the model to be there; None for others."""
-    if isinstance(body, ChatRequest):
+    if isinstance(body, OllamaChatRequest):
         if body.messages:
             return None
         return {**_line(body.model, True), "message": {"role": "assistant", "content": ""}, "done_reason": "load"}
@@ -122,7 +122,7 @@ def _logprobs(body: Common) -> LogprobSpec:
 
 
 def _sampling(body: Common, front: Front) -> tuple[SamplingParams, LengthRule]:
-    options = body.options or Options()
+    options = body.options or OllamaOptions()
     refuse(options, REFUSED_OPTIONS)
     longest, length = options.num_predict, "clamp"
     if longest is None or longest in {-1, -2}:

@@ -18,14 +18,14 @@ def wire(routes: Routes, front: Front) -> None:
     texts = TokenTexts(front.tokenizer)
 
     async def api_chat(request: Request) -> Response:
-        body = await read(request, schemas.ChatRequest)
+        body = await read(request, schemas.OllamaChatRequest)
         if (ready := chat.loaded(body)) is not None:
             return json_answer(ready)
         wanted = chat.chat_request(body, front, request.headers)
         return Answer(front, wanted, chat.LineShape(body, front, texts, chat=True), chat.hints(body))
 
     async def api_generate(request: Request) -> Response:
-        body = await read(request, schemas.GenerateRequest)
+        body = await read(request, schemas.OllamaGenerateRequest)
         if (ready := chat.loaded(body)) is not None:
             return json_answer(ready)
         wanted = chat.generate_request(body, front, request.headers)
@@ -46,11 +46,11 @@ def wire(routes: Routes, front: Front) -> None:
 
     get, post, user = ("GET",), ("POST",), Access.USER
     lines = "application/x-ndjson"
-    operation = Operation("Answer a conversation (Ollama)", schemas.ChatRequest, schemas.ChatAnswer, schemas.ChatAnswer)
+    answer: type = schemas.OllamaChatAnswer
+    operation = Operation("Answer a conversation (Ollama)", schemas.OllamaChatRequest, answer, answer)
     routes.add("/api/chat", post, user, operation.streaming(lines), api_chat)
-    operation = Operation(
-        "Answer or continue a text (Ollama)", schemas.GenerateRequest, schemas.GenerateAnswer, schemas.GenerateAnswer
-    )
+    answer = schemas.OllamaGenerateAnswer
+    operation = Operation("Answer or continue a text (Ollama)", schemas.OllamaGenerateRequest, answer, answer)
     routes.add("/api/generate", post, user, operation.streaming(lines), api_generate)
     routes.add("/api/tags", get, user, Operation("The loaded model (Ollama)", None, schemas.TagsAnswer), api_tags)
     routes.add("/api/ps", get, user, Operation("The running model (Ollama)", None, schemas.TagsAnswer), api_ps)

@@ -13,7 +13,7 @@ from msgspec import Meta
 from ceiba.core import limits
 
 
-class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     num_predict: Annotated[int | None, Meta(description="Most tokens of the answer; -1 and -2: what is left.")] = None
     temperature: Annotated[float | None, Meta(description="0 is greedy. Default 1, or the model's.")] = None
     top_k: Annotated[int | None, Meta(description="Only the k most likely tokens; 0: all.")] = None
@@ -79,7 +79,7 @@ HINT_OPTIONS = (
 class Common(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(description="Any name: the one loaded model answers, and the name is repeated.")] = ""
     stream: Annotated[bool | None, Meta(description="Send lines as they come. Default true.")] = None
-    options: Annotated[Options | None, Meta(description="How tokens are chosen.")] = None
+    options: Annotated[OllamaOptions | None, Meta(description="How tokens are chosen.")] = None
     format: Annotated[str | dict[str, Any] | None, Meta(description="`json`, or a JSON schema for the answer.")] = None
     keep_alive: Annotated[float | str | None, Meta(description="Hint: the model stays while the server runs.")] = None
     think: Annotated[
@@ -92,7 +92,7 @@ class Common(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
 
-class ChatRequest(Common, kw_only=True, forbid_unknown_fields=True):
+class OllamaChatRequest(Common, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /api/chat."""
 
     messages: Annotated[
@@ -102,7 +102,7 @@ class ChatRequest(Common, kw_only=True, forbid_unknown_fields=True):
     tools: Annotated[list[dict[str, Any]] | None, Meta(description="Functions that the model may call.")] = None
 
 
-class GenerateRequest(Common, kw_only=True, forbid_unknown_fields=True):
+class OllamaGenerateRequest(Common, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /api/generate."""
 
     prompt: Annotated[str, Meta(description="What to answer. Empty: the model is said to be loaded.")] = ""
@@ -152,11 +152,11 @@ class CommonAnswer(Answer, kw_only=True):
     logprobs: Annotated[list[dict[str, Any]] | None, Meta(description="Of the tokens in this line.")] = None
 
 
-class ChatAnswer(CommonAnswer, kw_only=True):
+class OllamaChatAnswer(CommonAnswer, kw_only=True):
     message: Annotated[dict[str, Any], Meta(description="role, content, thinking, tool_calls.")]
 
 
-class GenerateAnswer(CommonAnswer, kw_only=True):
+class OllamaGenerateAnswer(CommonAnswer, kw_only=True):
     response: Annotated[str, Meta(description="The answer; in a stream text to append.")]
     thinking: Annotated[str | None, Meta(description="The thinking; in a stream text to append.")] = None
 

@@ -161,7 +161,7 @@ def wire(routes: Routes, front: Front) -> Responses:
         handlers.create,
     )
     routes.add(one, ("GET",), user, Operation("A stored response", None, schemas.ResponseAnswer), handlers.get)
-    routes.add(one, ("DELETE",), user, Operation("Forget a response", None, schemas.DeletedAnswer), handlers.delete)
+    routes.add(one, ("DELETE",), user, Operation("Forget a response", None, schemas.ResponseDeleted), handlers.delete)
     operation = Operation("Stop a response in the background", None, schemas.ResponseAnswer)
     routes.add(one + "/cancel", ("POST",), user, operation, handlers.cancel)
     operation = Operation("What a stored response answered", None, schemas.ItemsAnswer)

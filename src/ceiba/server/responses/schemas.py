@@ -32,7 +32,7 @@ class TextParam(msgspec.Struct, kw_only=True):
     verbosity: Annotated[str | None, Meta(description="`medium` or absent; others are refused.")] = None
 
 
-class StreamOptions(msgspec.Struct, kw_only=True):
+class ResponsesStreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: Annotated[bool | None, Meta(description="false is what you get; true is refused.")] = None
 
 
@@ -56,7 +56,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     reasoning: Annotated[ReasoningParam | None, Meta(description="How much to think.")] = None
     text: Annotated[TextParam | None, Meta(description="A shape for the answer.")] = None
     stream: Annotated[bool | None, Meta(description="Send server-sent events.")] = None
-    stream_options: Annotated[StreamOptions | None, Meta(description="Only with `stream`.")] = None
+    stream_options: Annotated[ResponsesStreamOptions | None, Meta(description="Only with `stream`.")] = None
     store: Annotated[bool | None, Meta(description="Keep the answer; true needs --enable-response-store.")] = None
     previous_response_id: Annotated[
         str | None, Meta(description="Go on from a stored answer; needs --enable-response-store.")
@@ -122,7 +122,7 @@ class OutputDetails(msgspec.Struct, kw_only=True):
     reasoning_tokens: Annotated[int, Meta(description="Tokens of thinking.")]
 
 
-class UsageAnswer(msgspec.Struct, kw_only=True):
+class ResponsesUsage(msgspec.Struct, kw_only=True):
     input_tokens: Annotated[int, Meta(description="Tokens of the prompt.")]
     input_tokens_details: Annotated[InputDetails, Meta(description="Kinds of prompt tokens.")]
     output_tokens: Annotated[int, Meta(description="Generated tokens.")]
@@ -143,7 +143,7 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
     output: Annotated[list[Item], Meta(description="Items: reasoning, message, function_call.")]
     error: Annotated[dict[str, Any] | None, Meta(description="Why it failed.")]
     incomplete_details: Annotated[dict[str, str] | None, Meta(description="Why it is incomplete.")]
-    usage: Annotated[UsageAnswer | None, Meta(description="Token counts, at the end.")]
+    usage: Annotated[ResponsesUsage | None, Meta(description="Token counts, at the end.")]
 
 
 class EventAnswer(msgspec.Struct, kw_only=True):
@@ -151,7 +151,7 @@ class EventAnswer(msgspec.Struct, kw_only=True):
     sequence_number: Annotated[int, Meta(description="Number of the event, from 0.")]
 
 
-class DeletedAnswer(msgspec.Struct, kw_only=True):
+class ResponseDeleted(msgspec.Struct, kw_only=True):
     id: Annotated[str, Meta(description="The response's id.")]
     object: Annotated[str, Meta(description="`response`.")]
     deleted: Annotated[bool, Meta(description="true.")]
