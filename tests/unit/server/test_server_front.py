@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -148,18 +147,19 @@ async def test_a_name_that_the_detokenizer_ended_reaches_the_scheduler_under_ano
 
 
 async def test_a_request_that_cannot_be_sent_is_forgotten():
-    """A lone surrogate cannot be encoded; the second choice's, so that the first is with the scheduler by then."""
+    """The second choice's message fails, so that the first is with the scheduler by then."""
 
-    class Encoding(Hand):
+    class Choosy(Hand):
         def to_scheduler(self, message):
-            msgspec.msgpack.encode(message)
+            if isinstance(message, Generate) and message.rid == "r#1":
+                raise ValueError("cannot be encoded")
             super().to_scheduler(message)
 
-    port = Encoding()
+    port = Choosy()
     front = Front(make_config(), ByteTokenizer(), PlainTemplate(), port)
     await front.start()
-    with pytest.raises(UnicodeEncodeError):
-        await front.submit(request(text("a"), text("b", stop=("\ud800",))))
+    with pytest.raises(ValueError, match="cannot be encoded"):
+        await front.submit(request(text("a"), text("b")))
     assert front.num_live == 0
     assert [type(m) for m in port.sent] == [Generate, Abort]
     assert "r#0" in port.sent[1].rids
