@@ -24,8 +24,13 @@ pytestmark = pytest.mark.gpu
 CASES = ["llama", "llama-tied-biased", "qwen2-window", "qwen3", "qwen3-moe"]
 TOLERANCE = {"atol": 5e-4, "rtol": 5e-4}
 MARGIN = 1e-3
-GRAPHS = {"cuda_graph_backend_decode": "full", "cuda_graph_max_bs_decode": 24}
-EAGER = {"cuda_graph_backend_decode": "disabled", "cuda_graph_max_bs_decode": 0}
+GRAPHS = {
+    "cuda_graph_backend_decode": "full",
+    "cuda_graph_max_bs_decode": 24,
+    "cuda_graph_backend_prefill": "full",
+    "cuda_graph_max_bs_prefill": 256,
+}
+EAGER = {"cuda_graph_backend_decode": "disabled", "cuda_graph_backend_prefill": "disabled"}
 
 
 def make(path: Path, **options: object) -> Driver:
@@ -179,3 +184,26 @@ def test_a_row_with_broken_keys_fails_alone(tmp_path: Path) -> None:
         output = driver.step([], requests)
         assert list(output.faults) == [requests[2].row]
         assert "finite" in output.faults[requests[2].row]
+
+
+@pytest.mark.parametrize("case", ["qwen3", "qwen3-moe"])
+def test_half_precision_captured_and_eager(case: str, tmp_path: Path) -> None:
+    """bfloat16, whose prefill fetches tiles by the copy engine: padding must not reach a result."""
+    model = reference(case)
+    model.save_pretrained(tmp_path)
+    texts = prompts([9, 30, 61, 100, 3])
+    found = []
+    for options in (GRAPHS, EAGER):
+        driver = make(tmp_path, dtype="bfloat16", **options)
+        requests = [Request(list(text)) for text in texts]
+        for request in requests:
+            driver.run([request], 1)
+        driver.run([Request(list(text)) for text in texts], 1)
+        found.append(requests)
+        if options is GRAPHS:
+            assert driver.runner.stats()["graph_hits"] > 0
+    for a, b in zip(*found, strict=True):
+        wanted = logits_of(model, a.prompt)[-1]
+        for request in (a, b):
+            got = request.logits[0].cpu()
+            assert (got - wanted).norm() / wanted.norm() < 0.05

@@ -30,11 +30,13 @@ class DeviceInputs:
     select: Tensor
     sample_rows: Tensor
 
-    def __init__(self, max_decode: int, pad_row: int, pad_slot: int, device: torch.device) -> None:
-        """``max_decode``: largest batch of a captured decode step; ``pad_row`` and ``pad_slot`` take padding."""
+    def __init__(self, max_decode: int, max_prefill: int, pad_row: int, pad_slot: int, device: torch.device) -> None:
+        """``max_decode``: largest batch of a captured decode step; ``max_prefill``: tokens of the largest captured
+        prefill; ``pad_row`` and ``pad_slot`` take padding."""
         self._pad_row, self._pad_slot = pad_row, pad_slot
         self._any = Staging(1 << 16, device)
         self._decode = Staging(5 * max(1, max_decode), device)
+        self._prefill = Staging(16 * max(1, max_prefill), device)
         self._arange = torch.arange(max_decode + 1, dtype=torch.int32, device=device)
 
     def fill(self, plan: StepPlan) -> None:
@@ -82,3 +84,26 @@ class DeviceInputs:
         self.select = self._arange[:count]
         self.sample_rows = self.rows[:count]
         stage.send()
+
+    def fill_prefill(self, plan: StepPlan, size: int, tiles: np.ndarray, num_tiles: int) -> Tensor:
+        """A prefill padded to ``size`` tokens and ``num_tiles`` tiles, at addresses that depend on these alone; returns
+        the tiles on the device, int32 [num_tiles, fields]. ``rows``, ``kv_lens`` and ``offsets`` stay as they were."""
+        total, sampled = plan.num_tokens, int(np.count_nonzero(plan.samples))
+        stage = self._prefill
+        stage.begin(4 * size + tiles.shape[1] * num_tiles + 2 * sampled)
+        (tokens, self.tokens), (rows, self.token_rows) = stage.take(size), stage.take(size)
+        (positions, self.positions), (slots, self.slots) = stage.take(size), stage.take(size)
+        ends = np.cumsum(plan.lengths, dtype=np.int32)
+        tokens[:total], slots[:total] = plan.tokens, plan.slots
+        rows[:total] = np.repeat(plan.rows, plan.lengths)
+        np.add(np.repeat(plan.starts - (ends - plan.lengths), plan.lengths), np.arange(total), out=positions[:total])
+        for host, filler in ((tokens, 0), (rows, self._pad_row), (positions, 0), (slots, self._pad_slot)):
+            host[total:] = filler
+        host, device = stage.take(tiles.shape[1] * num_tiles)
+        host[: tiles.size] = tiles.ravel()
+        host[tiles.size :] = 0
+        select, self.select = stage.take(sampled)
+        np.subtract(ends[plan.samples], 1, out=select)
+        self.sample_rows = stage.put(plan.rows[plan.samples])
+        stage.send()
+        return device.view(num_tiles, tiles.shape[1])

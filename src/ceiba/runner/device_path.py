@@ -6,19 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from ceiba.attention.base import AttentionBackend, AttentionBatch
 from ceiba.config.records import RunnerConfig
-from ceiba.core.step import StepPlan, TokenMasks
+from ceiba.core.step import PrefixGroup, StepPlan, TokenMasks
 from ceiba.kernels.triton.step import begin_step
 from ceiba.memory.pool import KVPool
 from ceiba.models.decoder import Decoder
 from ceiba.runner.device_inputs import DeviceInputs
 from ceiba.runner.device_sampler import DeviceSampled, DeviceSampler
-from ceiba.runner.graphs import DecodeGraphs
+from ceiba.runner.graphs import StepGraphs, decode_sizes, prefill_sizes
 from ceiba.runner.rows import Rows, SamplingBatch
 
 Tensor = torch.Tensor
@@ -27,6 +28,10 @@ CAPTURE_SECONDS = 30.0
 """Start-up time that graphs may take; those left are captured when their size comes."""
 WARM_LENGTHS = (300, 40)
 """Tokens of the prefills that compile kernels at start."""
+SHARED_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Decode batches whose kernels for shared prefixes are compiled at start; their graphs are captured when they come."""
+SPARE_TILES = 64
+"""Prefill segments that a captured step has room for, beyond a single long one."""
 
 
 @dataclass(slots=True)
@@ -47,22 +52,33 @@ class DevicePath:
     ) -> None:
         self.model, self.attention, self.pool, self.rows = model, attention, pool, rows
         device = rows.device
-        captured = attention.capabilities.cuda_graph and config.cuda_graph_backend_decode == "full"
-        most = min(config.cuda_graph_max_bs_decode, rows.max_rows) if captured else 0
-        self.inputs = DeviceInputs(most, rows.max_rows, pool.num_slots, device)
-        self.graphs = DecodeGraphs(self._decode, most)
+        able = attention.capabilities.cuda_graph
+        most = min(config.cuda_graph_max_bs_decode, rows.max_rows)
+        decodes = decode_sizes(most) if able and config.cuda_graph_backend_decode == "full" else []
+        cuts = able and hasattr(attention, "cut_prefill") and config.cuda_graph_backend_prefill == "full"
+        prefills = prefill_sizes(config.cuda_graph_max_bs_prefill) if cuts else []
+        self.graphs = StepGraphs("decode", self._decode, decodes)
+        self.prefills = StepGraphs("prefill", self._prefill, prefills)
+        self.inputs = DeviceInputs(self.graphs.maximum, self.prefills.maximum, rows.max_rows, pool.num_slots, device)
         self.sampler = DeviceSampler(rows.max_rows + 1, device)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compile what the first requests need and capture decode graphs."""
         self.graphs.prepare(self._plan_padding, CAPTURE_SECONDS)
-        row, context = self.rows.max_rows, self.rows.slot_table.shape[1]
+        self.graphs.compile(self._plan_shared_padding, SHARED_SIZES)
+        context = self.rows.slot_table.shape[1]
         for length in WARM_LENGTHS:
             for start in (0, length):
                 if start + length <= context:
-                    self._prefill_padding(row, start, length)
+                    self._prefill_padding(start, length)
+        if self._num_tiles(1):
+            self.prefills.prepare(self._plan_prefill_padding, CAPTURE_SECONDS)
         torch.cuda.synchronize()
+
+    @property
+    def graph_hits(self) -> int:
+        return self.graphs.hits + self.prefills.hits
 
     def _plan_padding(self, size: int) -> Hashable:
         """A step of ``size`` segments of padding."""
@@ -71,11 +87,19 @@ class DevicePath:
         self.attention.plan(self._batch(rows, np.zeros(size, np.int32), np.ones(size, np.int32), 0, []))
         return getattr(self.attention, "graph_key", ())
 
-    def _prefill_padding(self, row: int, start: int, length: int) -> None:
-        one = np.array([row], np.int32)
-        plan = StepPlan(
+    def _plan_shared_padding(self, size: int) -> Hashable:
+        """As ``_plan_padding``, with a prefix that all segments seem to share."""
+        self.inputs.fill_decode(None, size)
+        rows, length = np.full(size, self.rows.max_rows, np.int32), self.rows.slot_table.shape[1] - 1
+        group = PrefixGroup(length // 2, np.arange(size, dtype=np.int32))
+        starts = np.full(size, length, np.int32)
+        self.attention.plan(self._batch(rows, starts, np.ones(size, np.int32), 0, [group]))
+        return getattr(self.attention, "graph_key", ())
+
+    def _empty_prefill(self, start: int, length: int) -> StepPlan:
+        return StepPlan(
             step=0,
-            rows=one,
+            rows=np.array([self.rows.max_rows], np.int32),
             starts=np.array([start], np.int32),
             lengths=np.array([length], np.int32),
             samples=np.ones(1, bool),
@@ -83,15 +107,27 @@ class DevicePath:
             slots=np.full(length, self.pool.num_slots, np.int32),
             num_prefill=1,
         )
-        launched = self._eager(plan)
-        self.sampler.sample(
-            launched.logits, launched.sample_rows, SamplingBatch(one, launched.sample_rows), self.rows, None
-        )
+
+    def _plan_prefill_padding(self, size: int) -> Hashable:
+        if not self._plan_prefill(self._empty_prefill(0, size), size):
+            raise RuntimeError(f"a prefill of {size} tokens cannot be captured")
+        return ()
+
+    def _prefill_padding(self, start: int, length: int) -> None:
+        launched = self._eager(self._empty_prefill(start, length))
+        batch = SamplingBatch(np.array([self.rows.max_rows], np.int32), launched.sample_rows)
+        self.sampler.sample(launched.logits, launched.sample_rows, batch, self.rows, None)
 
     def forward(self, plan: StepPlan) -> Launched:
         count = plan.num_segments
-        size = self.graphs.padded(count) if plan.num_prefill == 0 else 0
-        return self._captured(plan, size) if size else self._eager(plan)
+        if plan.num_prefill == 0:
+            size = self.graphs.padded(count)
+            return self._captured(plan, size) if size else self._eager(plan)
+        if plan.num_prefill == count:
+            size = self.prefills.padded(plan.num_tokens)
+            if size and self._plan_prefill(plan, size):
+                return self._logits(self.prefills.step(size, ()))
+        return self._eager(plan)
 
     def sample(self, launched: Launched, batch: SamplingBatch, masks: TokenMasks | None) -> DeviceSampled:
         return self.sampler.sample(launched.logits, launched.sample_rows, batch, self.rows, masks)
@@ -109,12 +145,30 @@ class DevicePath:
         hidden = self.model.forward(ids, self.inputs.positions, self.attention, self.pool)
         return self.model.logits(hidden)
 
-    def _eager(self, plan: StepPlan) -> Launched:
+    def _num_tiles(self, size: int) -> int:
+        """Tiles that a captured prefill of ``size`` tokens has room for; 0 where attention knows none yet."""
+        tokens = getattr(self.attention, "tile_tokens", 0)
+        return -(-size // tokens) + SPARE_TILES if tokens else 0
+
+    def _plan_prefill(self, plan: StepPlan, size: int) -> bool:
+        """Make the inputs of a captured prefill ready; False where this step cannot be one."""
+        attention: Any = self.attention
+        tiles = attention.cut_prefill(plan.rows, plan.starts, plan.lengths)
+        room = self._num_tiles(size)
+        if tiles is None or len(tiles) > room:
+            return False
+        on_device = self.inputs.fill_prefill(plan, size, tiles, room)
+        batch = self._batch(plan.rows, plan.starts, plan.lengths, plan.num_prefill, [])
+        attention.plan_captured(batch, size, on_device)
+        return True
+
+    def _prefill(self, size: int) -> Tensor:
+        """The launches of a prefill whose inputs lie at their fixed places: hidden states [size, hidden]."""
+        return self.model.forward(self._begin(), self.inputs.positions, self.attention, self.pool)
+
+    def _logits(self, hidden: Tensor) -> Launched:
+        """Of the positions that are sampled."""
         inputs = self.inputs
-        inputs.fill(plan)
-        ids = self._begin()
-        self.attention.plan(self._batch(plan.rows, plan.starts, plan.lengths, plan.num_prefill, plan.groups))
-        hidden = self.model.forward(ids, inputs.positions, self.attention, self.pool)
         sampled = len(inputs.select)
         if not sampled:  # a chunk that is not its prompt's last
             logits = hidden.new_empty(0, self.rows.vocab_size)
@@ -123,12 +177,20 @@ class DevicePath:
             logits = self.model.logits(hidden if whole else hidden.index_select(0, inputs.select))
         return Launched(logits, hidden, inputs.sample_rows)
 
+    def _eager(self, plan: StepPlan) -> Launched:
+        inputs = self.inputs
+        inputs.fill(plan)
+        ids = self._begin()
+        self.attention.plan(self._batch(plan.rows, plan.starts, plan.lengths, plan.num_prefill, plan.groups))
+        hidden = self.model.forward(ids, inputs.positions, self.attention, self.pool)
+        return self._logits(hidden)
+
     def _begin(self) -> Tensor:
         i, rows = self.inputs, self.rows
         return begin_step(i.tokens, i.token_rows, i.positions, i.slots, rows.last_token, rows.slot_table)
 
     def _batch(
-        self, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray, num_prefill: int, groups: list
+        self, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray, num_prefill: int, groups: list[PrefixGroup]
     ) -> AttentionBatch:
         i = self.inputs
         return AttentionBatch(

@@ -233,7 +233,7 @@ class ModelRunner:
 
     def stats(self) -> dict[str, float]:
         if self._device_path is not None:
-            self._stats["graph_hits"] = float(self._device_path.graphs.hits)
+            self._stats["graph_hits"] = float(self._device_path.graph_hits)
         return dict(self._stats)
 
     def close(self) -> None:

@@ -87,6 +87,8 @@ class TritonAttention:
         self._sharing: dict[tuple[int, int], bool] = {}
         self._planned: dict[tuple[int, int], bytes] = {}
         self._tiles: dict[tuple[int, int], Tensor] = {}
+        self._tile_kinds: set[tuple[int, int]] = set()
+        self._padded = False
         self._shapes: set[tuple[int, int]] = set()
 
     @property
@@ -106,16 +108,40 @@ class TritonAttention:
         count = batch.num_prefill
         self._prefill_tokens = int(batch.lengths[:count].sum())
         self._tiles.clear()
+        self._padded = False
         self._prefix_slots = self._cached_slots(batch)
         for shape in self._shapes:
             self._plan_shape(shape)
 
+    def cut_prefill(self, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
+        """Tiles int32 [n, TILE_FIELDS] of a step of prefill segments, for ``plan_captured``; None where such a step
+        cannot be captured: layers differ in shape, no prefill has run yet, or prefixes are better gathered first."""
+        if len(self._tile_kinds) != 1 or _gathers(starts, lengths):
+            return None
+        ((group, tile_rows),) = self._tile_kinds
+        return plan_tiles(lengths, starts, rows, group, tile_rows)
+
+    @property
+    def tile_tokens(self) -> int:
+        """Tokens of a tile of ``cut_prefill``; 0 before the first prefill."""
+        return min((rows // group for group, rows in self._tile_kinds), default=0)
+
+    def plan_captured(self, batch: AttentionBatch, tokens: int, tiles: Tensor) -> None:
+        """A prefill padded to ``tokens``, with tiles int32 [n, TILE_FIELDS] from ``cut_prefill``, padded with zeros, at
+        a fixed place. What ``run`` launches then depends on ``tokens`` and n alone."""
+        self._batch = batch
+        self._prefill_tokens = tokens
+        self._prefix_slots = None
+        self._padded = True
+        self._tiles = dict.fromkeys(self._tile_kinds, tiles)
+        for shape in self._shapes:
+            self._sharing[shape] = False
+
     def _cached_slots(self, batch: AttentionBatch) -> Tensor | None:
         """Slots of the cached prefixes back to back, where they are worth gathering."""
         count = batch.num_prefill
-        starts, lengths = batch.starts[:count].astype(np.int64), batch.lengths[:count].astype(np.int64)
-        total = int(starts.sum())
-        if total == 0 or (starts * lengths).sum() < GATHER_TOKENS * total:
+        starts = batch.starts[:count]
+        if not _gathers(starts, batch.lengths[:count]):
             return None
         table, rows = batch.slot_table, batch.rows[:count].tolist()
         return torch.cat([table[row, :start] for row, start in zip(rows, starts.tolist(), strict=True)])
@@ -154,6 +180,7 @@ class TritonAttention:
 
     def _tiles_for(self, group: int, tile_rows: int) -> Tensor:
         """This step's prefill tiles, cut and copied by the first layer that needs them."""
+        self._tile_kinds.add((group, tile_rows))
         found = self._tiles.get((group, tile_rows))
         if found is None:
             batch, count = self._batch, self._batch.num_prefill
@@ -183,7 +210,9 @@ class TritonAttention:
         if shape not in self._shapes:
             self._shapes.add(shape)
             self._plan_shape(shape)
-        out = torch.empty(q.shape[0], layer.num_heads, v_pool.shape[2], dtype=q.dtype, device=q.device)
+        # No tile covers padding, whose rows must stay finite: the next layer's keys and values come from them.
+        make = torch.zeros if self._padded else torch.empty
+        out = make(q.shape[0], layer.num_heads, v_pool.shape[2], dtype=q.dtype, device=q.device)
         if tokens:
             dim = max(q.shape[2], v_pool.shape[2])
             prefill(
@@ -265,3 +294,9 @@ class TritonAttention:
             found = DecodeWorkspace.allocate(size, shape[0], shape[1], v_dim, MAX_PARTS, device)
             self._workspaces[key] = found
         return found
+
+
+def _gathers(starts: np.ndarray, lengths: np.ndarray) -> bool:
+    """Whether a step's new tokens are many enough for gathering the cached prefixes first to pay."""
+    total = int(starts.sum(dtype=np.int64))
+    return total > 0 and int((starts.astype(np.int64) * lengths).sum()) >= GATHER_TOKENS * total
