@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 INLINE_CHARS = 4096
 """Texts up to this long are tokenized on the event loop: cheaper than a hop to a thread and back."""
+ENDLESS_CHARS = 256 << 10
+"""Texts beyond this are compared with what the context can hold before they are tokenized."""
 ABORT_GRACE = 5.0
 """Seconds the engine has to confirm an abort before the front ends the choice by itself."""
 CONTROL_SECONDS = 30.0
@@ -98,6 +100,8 @@ class Front:
         self._stopped: OrderedDict[str, None] = OrderedDict()
         """Ended by the detokenizer (a stop string): the scheduler may not have heard of it yet."""
         self._serial = itertools.count(1)
+        self._longest_token: int | None = None
+        """Bytes; counted when the first very long prompt comes."""
         self._bounded: dict[str, BoundedThinking] = {}
         self.pool = PoolTable(port.to_scheduler, config.model.context_len)
         """Texts that become numbers, where the model gives numbers."""
@@ -367,6 +371,7 @@ class Front:
                 text = await self.render(prompt)
                 prompt = TextPrompt(thinking.prepared(text, entry, request.output), add_special_tokens=False)
             if isinstance(prompt, TextPrompt):
+                await self._refuse_endless(prompt.text, entry, request)
                 generation.texts[position] = prompt.text
                 texts.setdefault(prompt.add_special_tokens, []).append((position, prompt.text))
                 prompts.append(None)
@@ -378,6 +383,17 @@ class Front:
             for (position, _), ids in zip(members, encoded, strict=True):
                 prompts[position] = ids
         return [ids for ids in prompts if ids is not None]
+
+    async def _refuse_endless(self, text: str, entry: Input, request: EngineRequest) -> None:
+        """Refuse unread what is too long whatever its tokens are: 30 MB take half a minute of a tokenizer's time."""
+        if len(text) <= ENDLESS_CHARS or self.tokenizer is None or self.config.server.allow_auto_truncate:
+            return
+        if self._longest_token is None:
+            tokenizer = self.tokenizer
+            self._longest_token = await asyncio.get_running_loop().run_in_executor(
+                self._encoders, lambda: max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
+            )
+        validate.check_length(text, entry, request, self.capacity, self._longest_token)
 
     # ── to the engine ────────────────────────────────────────────────────────
 

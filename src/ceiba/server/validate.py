@@ -215,6 +215,19 @@ def _check_logprob(spec: LogprobSpec, request: EngineRequest, vocab_size: int) -
         )
 
 
+def check_length(text: str, entry: Input, request: EngineRequest, capacity: int, longest: int) -> None:
+    """Refuse a text that ``capacity`` tokens of at most ``longest`` bytes cannot hold; twice that, because some
+    tokenizers compose characters first."""
+    if len(text) > 2 * capacity * max(longest, 1):
+        name = request.name("messages" if isinstance(entry.prompt, ChatPrompt) else "prompt")
+        raise BadRequest(
+            f"This model's maximum context length is {capacity} tokens, and {name} has {len(text)} characters, more "
+            "than these can hold: shorten it.",
+            param=name,
+            code="context_length_exceeded",
+        )
+
+
 def fit(entry: Input, ids: np.ndarray, request: EngineRequest, capacity: int, truncate: bool) -> np.ndarray:
     """Make prompt and answer fit ``capacity`` tokens, or refuse. May shorten ``entry.sampling.max_new_tokens``.
 

@@ -167,6 +167,28 @@ async def test_a_request_that_cannot_be_sent_is_forgotten():
     await front.close()
 
 
+async def test_what_no_context_can_hold_is_refused_without_tokenizing(monkeypatch):
+    class Counting(ByteTokenizer):
+        read = 0
+
+        def encode_batch(self, texts, **options):
+            Counting.read += sum(map(len, texts))
+            return super().encode_batch(texts, **options)
+
+    monkeypatch.setattr("ceiba.server.front.ENDLESS_CHARS", 100)
+    front = Front(make_config(context=512), Counting(), PlainTemplate(), Hand())
+    await front.start()
+    # The longest token of this tokenizer, "<eos>", has 5 bytes.
+    with pytest.raises(BadRequest, match="5121 characters") as caught:
+        await front.submit(request(text("a" * (2 * 512 * 5 + 1))))
+    assert (caught.value.code, Counting.read, front.num_live) == ("context_length_exceeded", 0, 0)
+    with pytest.raises(BadRequest, match="alone has 5120"):
+        await front.submit(request(text("a" * (2 * 512 * 5))))
+    assert Counting.read == 5120
+    await front.submit(request(text("a" * 500)))
+    await front.close()
+
+
 async def test_a_malformed_message_harms_nobody_else():
     port = Hand()
     front = Front(make_config(), ByteTokenizer(), PlainTemplate(), port)
