@@ -84,13 +84,27 @@ def facts_from_config(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=vocabulary,
-        context_len=_context(number, inner),
+        context_len=_context(number, inner) - _first_position(architectures[0], inner),
         weight_bytes=num_params * (4 if dtype == "float32" else 2) if weight_bytes is None else weight_bytes,
         num_params=num_params,
         dtype=dtype,
         quantized=quantized,
         is_generation=is_generation(architectures[0]),
+        num_labels=_labels(config),
     )
+
+
+def _first_position(architecture: str, config: dict[str, Any]) -> int:
+    """Positions that no token takes: RoBERTa counts from behind the padding id."""
+    pad = config.get("pad_token_id", 1)
+    return (pad if type(pad) is int and 0 <= pad < 16 else 1) + 1 if "Roberta" in architecture else 0
+
+
+def _labels(config: dict[str, Any]) -> int:
+    names, count = config.get("id2label"), config.get("num_labels")
+    if isinstance(names, dict) and names:
+        return len(names)
+    return count if type(count) is int and 1 <= count <= _LIMIT else 2
 
 
 def _context(number: Any, config: dict[str, Any]) -> int:

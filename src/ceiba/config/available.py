@@ -28,11 +28,15 @@ ATTENTION_BACKENDS: Final[dict[str, tuple[str, ...]]] = {
 """Attention backend -> device kinds it runs on."""
 ATTENTION_ALIASES: Final = {"intel_amx": "cpu"}
 LOAD_FORMATS: Final = ("auto", "safetensors", "gguf", "dummy")
+POOLING_ARCHITECTURES: Final = tuple(
+    f"{family}{head}" for family in ("Bert", "Roberta", "XLMRoberta") for head in ("Model", "ForSequenceClassification")
+)
+"""Models that give numbers instead of text."""
 QUANTIZATIONS: Final = ("gguf",)
 KV_CACHE_DTYPES: Final = ("auto", "bf16", "bfloat16")
 SAMPLING_BACKENDS: Final = ("pytorch",)
 GRAMMAR_BACKENDS: Final = ("xgrammar", "llguidance", "outlines", "none")
-GRAPH_BACKENDS: Final = {"decode": ("full", "disabled"), "prefill": ("disabled",)}
+GRAPH_BACKENDS: Final = {"decode": ("full", "disabled"), "prefill": ("full", "disabled")}
 """CUDA graph modes the runner can capture, by phase, the preferred one first."""
 MODEL_IMPLS: Final = ("auto",)
 

@@ -45,6 +45,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "--timeout-keep-alive": (0, 86400),
     "--queue-timeout": (0.001, math.inf),
     "--cuda-graph-max-bs-decode": (1, 4096),
+    "--cuda-graph-max-bs-prefill": (64, 65536),
     "--prefill-decode-interval": (0, 2**31 - 1),
     "--prefill-decode-interval-min-bs": (0, 65536),
     "--default-priority-value": (-(2**31) + 1, 2**31 - 1),

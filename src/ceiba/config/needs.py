@@ -39,7 +39,7 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
         "data-parallel attention (--attn-dp-size) needs several GPUs and is not built",
         "run on one GPU, or one server per GPU",
     ),
-    "embedding": ("embedding models are not built", "serve a generative model"),
+    "embedding": ("vectors from a generative model are not built", "serve an encoder (BERT, RoBERTa): it is detected"),
     "encoder": ("a separate encoder needs multimodal models, which are not built", "serve a text model"),
     "experts": ("mixture-of-experts models are not built", "serve a dense model"),
     "external_cache": (
@@ -48,7 +48,7 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "graphs": (
         "this choice of CUDA graphs is not built",
-        "--cuda-graph-backend-decode and --cuda-graph-max-bs-decode work",
+        "--cuda-graph-backend-decode, -prefill and --cuda-graph-max-bs-decode, -prefill work",
     ),
     "grpc": ("gRPC is not built", "use HTTP"),
     "hicache": (

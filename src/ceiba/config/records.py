@@ -184,6 +184,17 @@ class ModelFacts(Record, frozen=True, kw_only=True):
     quantized: str | None = None
     """``gguf``, ``fp8``, …: how the stored weights are packed, None for plain ones."""
     is_generation: bool = True
+    num_labels: int = 2
+    """Classes of a classifier; one: it judges pairs of texts."""
+
+    @property
+    def task(self) -> Literal["generate", "embed", "classify", "rerank"]:
+        """What the model gives."""
+        if self.is_generation:
+            return "generate"
+        if self.architecture.endswith("ForSequenceClassification"):
+            return "rerank" if self.num_labels == 1 else "classify"
+        return "embed"
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from ceiba.config import sizing
-from ceiba.config.available import GRAPH_BACKENDS, QUANTIZATIONS
+from ceiba.config.available import GRAPH_BACKENDS, POOLING_ARCHITECTURES, QUANTIZATIONS
 from ceiba.config.choose import (
     CPU_KERNELS,
     attention_backend,
@@ -125,6 +125,8 @@ def compute_dtype(work: _Work) -> Dtype:
         if asked == "bfloat16" and device.kind == "cuda" and device.capability < (8, 0):
             refuse("--dtype", f"--dtype bfloat16: {device.name or 'this GPU'} has none. Instead: float16 or float32.")
         return cast(Dtype, asked)
+    if not model.is_generation and work.on_cpu:
+        return "float32"  # small models, whose vectors are compared: there is nothing to save
     if work.compiled:
         # The kernels keep weights as they are stored; this halves the KV cache.
         return "bfloat16"
@@ -144,8 +146,11 @@ def compute_dtype(work: _Work) -> Dtype:
 
 def _model(work: _Work, path: str, name: str | None, dtype: Dtype, context: int) -> ModelConfig:
     flags, model = work.flags, work.model
-    if not model.is_generation:
-        refuse("--is-embedding", f"{model.architecture}: embedding models are not available yet.")
+    if not model.is_generation and model.architecture not in POOLING_ARCHITECTURES:
+        refuse(
+            "--model-path",
+            f"{model.architecture}: this model is not available yet. Instead: {', '.join(POOLING_ARCHITECTURES)}.",
+        )
     if model.quantized is not None and model.quantized not in QUANTIZATIONS:
         refuse(
             "--quantization",
@@ -157,6 +162,7 @@ def _model(work: _Work, path: str, name: str | None, dtype: Dtype, context: int)
         refuse("--quantization", f"--quantization {asked}: the weights are {model.quantized or 'plain'}. Leave it out.")
     return ModelConfig(
         path=path,
+        task=model.task,
         name=flags.get("served_model_name") or name or flags.get("model_path") or path,
         tokenizer_path=flags.get("tokenizer_path") or path,
         load_format=flags.get("load_format"),
@@ -218,9 +224,10 @@ def _graphs(work: _Work) -> dict[str, Any]:
     """Graph settings: each phase's preferred mode on CUDA, and no sizes where nothing captures."""
     flags = work.flags
     modes: dict[str, Any] = {}
+    defaults = {"decode": sizing.graph_max_bs(work.device.memory_bytes), "prefill": sizing.PREFILL_GRAPH_TOKENS}
     for phase, available in GRAPH_BACKENDS.items():
         asked = flags.get(f"cuda_graph_backend_{phase}")
-        off = flags.get("disable_cuda_graph") or (phase == "decode" and flags.get("disable_decode_cuda_graph"))
+        off = flags.get("disable_cuda_graph") or flags.get(f"disable_{phase}_cuda_graph")
         if off and asked not in {None, "disabled"}:
             refuse(
                 f"--cuda-graph-backend-{phase}",
@@ -229,14 +236,12 @@ def _graphs(work: _Work) -> dict[str, Any]:
         if asked not in {None, "disabled"} and work.device.kind != "cuda":
             refuse(f"--cuda-graph-backend-{phase}", f"--cuda-graph-backend-{phase} {asked}: needs a CUDA device.")
         default = available[0] if work.device.kind == "cuda" and not off else "disabled"
-        modes[f"cuda_graph_backend_{phase}"] = asked or default
-    size = flags.get("cuda_graph_max_bs_decode")
-    if modes["cuda_graph_backend_decode"] != "disabled":
-        modes["cuda_graph_max_bs_decode"] = size or sizing.graph_max_bs(work.device.memory_bytes)
-    elif size:
-        work.notes.append(f"--cuda-graph-max-bs-decode {size} changes nothing: decode is not captured here.")
-    if modes["cuda_graph_backend_prefill"] != "disabled":
-        modes["cuda_graph_max_bs_prefill"] = sizing.tier(work.device.memory_bytes).chunk
+        mode = modes[f"cuda_graph_backend_{phase}"] = asked or default
+        size = flags.get(f"cuda_graph_max_bs_{phase}")
+        if mode != "disabled":
+            modes[f"cuda_graph_max_bs_{phase}"] = size or defaults[phase]
+        elif size:
+            work.notes.append(f"--cuda-graph-max-bs-{phase} {size} changes nothing: {phase} is not captured here.")
     return modes
 
 

@@ -39,6 +39,8 @@ TIERS: Final = (
     Tier(160, 8192, 256, 512),
     Tier(float("inf"), 16384, 512, 512),
 )
+PREFILL_GRAPH_TOKENS: Final = 2048
+"""Prefills up to this size are captured: larger ones take the device longer than launching them takes the host."""
 CPU_CHUNK: Final = 2048
 CPU_SHARE: Final = 0.5
 """Of the free host memory, for weights and KV pool together."""

@@ -104,6 +104,9 @@ def _leave(code: int) -> None:
 def run_scheduler(boot: Boot, status: StatusWriter) -> None:
     """Brain and muscle in one process: the loop, the cache and the model of one rank."""
     config = boot.config
+    if config.model.task != "generate":
+        run_pooling(boot, status)
+        return
     with status.phase("import"):
         from ceiba.checkpoint import open_checkpoint
         from ceiba.launch.zmq_ports import ZmqSchedulerPort
@@ -125,6 +128,36 @@ def run_scheduler(boot: Boot, status: StatusWriter) -> None:
         runner.close()
         if grammar is not None:
             grammar.close()
+
+
+def run_pooling(boot: Boot, status: StatusWriter) -> None:
+    """The scheduler's place where the model gives numbers: a queue and an encoder."""
+    config = boot.config
+    with status.phase("import"):
+        import torch
+
+        from ceiba.checkpoint import open_checkpoint
+        from ceiba.launch.zmq_ports import ZmqPoolingPort
+        from ceiba.models.bert import load_bert
+        from ceiba.models.loader import DTYPES
+        from ceiba.obs import logs
+        from ceiba.runner.pooling import PoolingLoop
+        from ceiba.scheduler.heartbeat import HeartbeatThread
+    logs.setup(config.obs, SCHEDULER)
+    runner = config.runner
+    with status.phase("load"):
+        on_cpu = runner.device == "cpu"
+        if on_cpu:
+            torch.set_num_threads(max(1, runner.threads))
+        checkpoint = open_checkpoint(config.model.path, config.model.load_format, progress=False)
+        device = torch.device("cpu") if on_cpu else torch.device(runner.device, runner.gpu_id)
+        model = load_bert(checkpoint, DTYPES[config.model.dtype], device)
+        checkpoint.close()
+    port = ZmqPoolingPort(boot.endpoints)
+    loop = PoolingLoop(model, port, config.scheduler.max_prefill_tokens)
+    status.send(Ready({"vocab_size": model.vocab_size, "context_len": model.max_length, "device": runner.device}))
+    with HeartbeatThread(port.to_front, loop.latest):
+        loop.run()
 
 
 def make_grammar(config: Config, info: RunnerInfo) -> Provider | None:

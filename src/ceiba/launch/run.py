@@ -297,6 +297,9 @@ async def warm_up(front: Front) -> None:
     length = max(1, min(32, front.capacity - 4))
     tokens = max(1, min(4, front.capacity - length))
     ids = (np.arange(length) % front.vocab_size).astype(np.int32)
+    if front.config.model.task != "generate":
+        await front.pool.run([(ids, 0)])
+        return
     sampling = SamplingParams(max_new_tokens=tokens, temperature=0.0, ignore_eos=True)
     await front.collect(EngineRequest([Input(ids, sampling)], rid="warm-up", internal=True))
     with contextlib.suppress(EngineFault):  # a client was quicker: its request runs, and the cache stays as it is
@@ -310,11 +313,16 @@ def ready_text(config: Config, front: Front, port: int) -> str:
     url = f"http://{reachable}:{port}{config.server.root_path}"
     question = "What is the capital of France?"
     body: dict[str, object]
-    if front.template is not None:
+    kind = config.model.task
+    if kind != "generate":
+        path = {"embed": "/v1/embeddings", "classify": "/v1/classify", "rerank": "/v1/rerank"}[kind]
+        body = {"query": question, "documents": ["Paris", "Rome"]} if kind == "rerank" else {"input": question}
+    elif front.template is not None:
         path, body = "/v1/chat/completions", {"messages": [{"role": "user", "content": question}], "max_tokens": 64}
     else:
         path, body = "/v1/completions", {"prompt": "The capital of France is", "max_tokens": 16}
-    data = json.dumps({"model": config.model.name, **body, "temperature": 0})
+    greedy = {"temperature": 0} if kind == "generate" else {}
+    data = json.dumps({"model": config.model.name, **body, **greedy})
     lines = [f"curl {url}{path}", "-H 'Content-Type: application/json'"]
     if config.server.api_key:
         lines.append("-H 'Authorization: Bearer YOUR_API_KEY'")
