@@ -59,12 +59,15 @@ class Admission:
         self._view = View(queue, self.matches, rows, counters)
         self.ratio = NewTokenRatio(config.conservativeness)
         self.twins = TwinPrefills(
-            config.in_batch_check_threshold, config.in_batch_deprioritize_threshold, leases.cache.enabled
+            config.in_batch_check_threshold,
+            config.in_batch_deprioritize_threshold,
+            leases.cache.enabled,
+            leases.page_size,
         )
         self.partial: Request | None = None
         """The one request that is partly prefilled."""
         self.holding = False
-        """Whether someone stands back for a prefill whose result is not applied yet."""
+        """Whether someone stands back for a prefill whose last result is not applied yet."""
 
     def select(self, now: float, decode_tokens: int) -> tuple[list[PrefillSegment], list[RowOpen]]:
         """Prefill segments of the next step: the partly prefilled request first, then whom the policy names.
@@ -183,6 +186,7 @@ class Admission:
         page = self.leases.page_size
         promised = self.reserved()
         held = 0
+        due = False
         admitted: list[Request] = []
         for request in self.order():
             if self.rows.num_free <= held or budget.tokens <= 0:
@@ -194,9 +198,11 @@ class Admission:
             prompt = ceil_page(total - match.length, page)
             future = self.future(request)
             room = self.leases.available - match.unlocked - promised
-            if self.twins.must_wait(request, match.length):
-                request.held = True
+            first = self.twins.must_wait(request, match.length)
+            if first is not None:
+                request.held_for = first.rid
                 held += 1
+                due = due or first is not self.partial
                 promised += prompt + future  # those behind it must not take what it needs next round
                 continue
             alone = self.rows.num_used == 0
@@ -222,7 +228,7 @@ class Admission:
             self.queue.remove(request)
             if self.fair is not None and not request.retractions:
                 self.fair.left_queue(request)
-        self.holding = held > 0
+        self.holding = due
 
     def _open(self, request: Request, match: Match, now: float) -> RowOpen:
         row = self.rows.open(request, report_interval(request, self.config.stream_interval))

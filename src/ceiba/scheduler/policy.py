@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from ceiba.cache.base import Match, Node, PrefixCache
+from ceiba.cache.keys import common_prefix
 from ceiba.config.records import SchedulerConfig
 from ceiba.scheduler.request import Request
 from ceiba.scheduler.rows import RowTable
@@ -242,34 +243,54 @@ def make_policy(config: SchedulerConfig) -> Policy:
 class TwinPrefills:
     """In-queue de-duplication: of two requests with the same beginning, one computes it and the other reuses it.
 
-    A request with at most ``check`` cached tokens that shares its first ``share`` tokens with a prefill whose first
-    result has not been applied waits for that result, once: it is never delayed beyond the one prefill it waits for.
+    A request with at most ``check`` cached tokens that shares its first ``share`` tokens with a prefill that has not
+    come to its end waits for that. So does one that finds the first chunks of such a prefill cached, as long as the
+    rest would give it another page. It waits for one prefill only, whatever others begin meanwhile.
     """
 
-    def __init__(self, check: int, share: int, enabled: bool) -> None:
+    def __init__(self, check: int, share: int, enabled: bool, page: int = 1) -> None:
+        self.page = page
         self.check = check
         self.share = max(share, 1)
         self.enabled = enabled
-        self._heads: Counter[tuple[str, bytes]] = Counter()
-        self._by_rid: dict[str, tuple[str, bytes]] = {}
+        self._by_head: dict[tuple[str, bytes], list[Request]] = {}
+        self._heads: dict[str, tuple[str, bytes]] = {}
+        self._chunked: set[str] = set()
 
-    def must_wait(self, request: Request, cached: int) -> bool:
-        if not self.enabled or request.held or cached > self.check or not self._heads:
-            return False
+    def must_wait(self, request: Request, cached: int) -> Request | None:
+        """The prefill to wait for, if any."""
+        if not self._by_head or not self.enabled:
+            return None
         head = request.key.head(self.share)
-        return head is not None and head in self._heads
+        for other in self._by_head.get(head, ()) if head is not None else ():
+            if request.held_for not in {"", other.rid}:
+                continue
+            if cached <= self.check:
+                return other
+            if other.rid in self._chunked and self._gains(request, other, cached):
+                return other
+        return None
+
+    def _gains(self, request: Request, other: Request, cached: int) -> bool:
+        return common_prefix(request.tokens[cached:], other.tokens[cached:]) >= self.page
 
     def started(self, request: Request) -> None:
         """``request`` (still without a row) begins its prefill: later ones with the same beginning wait for it."""
         head = request.key.head(self.share) if self.enabled else None
         if head is not None:
-            self._heads[head] += 1
-            self._by_rid[request.rid] = head
+            self._by_head.setdefault(head, []).append(request)
+            self._heads[request.rid] = head
+
+    def advanced(self, request: Request) -> None:
+        """A chunk of its prefill is in the cache, and more is to come."""
+        if request.rid in self._heads:
+            self._chunked.add(request.rid)
 
     def settled(self, request: Request) -> None:
-        """Its first result is in the cache, or never will be. Harmless when called again."""
-        head = self._by_rid.pop(request.rid, None)
+        """Its prefill is in the cache, or never will be. Harmless when called again."""
+        head = self._heads.pop(request.rid, None)
         if head is not None:
-            self._heads[head] -= 1
-            if not self._heads[head]:
-                del self._heads[head]
+            self._chunked.discard(request.rid)
+            self._by_head[head].remove(request)
+            if not self._by_head[head]:
+                del self._by_head[head]

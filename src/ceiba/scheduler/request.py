@@ -83,8 +83,8 @@ class Request:
     """(cache version, match) while it waits; ``policy.Matches`` alone reads and writes it."""
     admitted_at: float | None = None
     retractions: int = 0
-    held: bool = False
-    """Whether it has stood back once for a request with the same prefix; it does so at most once."""
+    held_for: str = ""
+    """Request whose prefill of the same beginning it stands back for; it does so for one at most."""
     opened: bool = False
     """Whether the detokenizer has been told of it."""
     reported: int = 0

@@ -72,10 +72,13 @@ class Results:
             if fault:
                 return [(request, Finish(kind="error", message=fault, status=500))]
         self.leases.share(row, self.rows.key(row), request.priority)
-        self.admission.twins.settled(request)
         if request.pin and plan.starts[i] + plan.lengths[i] >= request.prompt_len > request.pinned_tokens:
             self.admission.pin(request, self.rows.key(row), request.prompt_len)
         complete = int(plan.starts[i] + plan.lengths[i]) == int(self.rows.known[row])
+        if complete:
+            self.admission.twins.settled(request)
+        else:
+            self.admission.twins.advanced(request)
         if complete and not plan.samples[i]:  # max_new_tokens 0: the prompt was all that was wanted
             return [(request, Finish(kind="length"))]
         return []

@@ -80,3 +80,33 @@ def test_is_a_manual_that_100_requests_bring_at_once_computed_once(name, rows):
     assert sum(answer.usages[-1].cached_tokens for answer in port.answers.values()) >= 99 * 3000
     assert scheduler.counters.prefill_tokens <= 3000 + 100 * 20
     assert all(answer.finish.kind == "length" for answer in port.answers.values())
+
+
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("chunk", [48, 64, 100])
+def test_a_manual_that_is_computed_in_chunks_is_still_computed_once(eager, overlap, chunk):
+    """On a device that computes at once, the first chunks lie in the cache while the last is on its way: whoever
+    finds them there waits for the rest instead of computing it beside it."""
+    world = make_world(pool=4000, rows=12, context=400, chunked_prefill_size=chunk, eager=eager, overlap=overlap)
+    manual = prompt(1, 250)
+    for i in range(12):
+        world.ask(str(i), [*manual, i, i], max_new_tokens=3, ignore_eos=True)
+    world.finish()
+    # 250 once, and of each question what the prompts before it do not share.
+    assert world.scheduler.counters.prefill_tokens <= 250 + 12 * 2
+    for rid in world.asked:
+        world.check(rid)
+
+
+def test_who_shares_only_the_chunks_that_are_cached_already_does_not_wait():
+    world = make_world(pool=2000, context=600, chunked_prefill_size=100, policy="shortest-prefill-first", eager=True)
+    head = prompt(1, 50)
+    world.ask("long", head + prompt(2, 450), max_new_tokens=2, ignore_eos=True)
+    world.step(2)
+    world.ask("short", head + prompt(3, 10), max_new_tokens=2, ignore_eos=True)
+    world.step(1)
+    assert "short" in {request.rid for request in world.scheduler.rows.live()}
+    world.finish()
+    for rid in world.asked:
+        world.check(rid)
