@@ -17,7 +17,8 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._requests: OrderedDict[str, Request] = OrderedDict()
-        self._deadlines: list[tuple[float, str, Request]] = []
+        self._deadlines: list[tuple[float, str]] = []
+        """A heap; entries of requests that have left are dropped when they surface, or when they are the most."""
         self.version = 0
         """Changes with every change of the queue."""
         self.num_retracted = 0
@@ -36,7 +37,10 @@ class WaitingQueue:
         self.version += 1
         self._requests[request.rid] = request
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.rid, request))
+            if len(self._deadlines) > 64 + 2 * len(self._requests):
+                self._deadlines = [(r.deadline, r.rid) for r in self if r.deadline is not None and r is not request]
+                heapq.heapify(self._deadlines)
+            heapq.heappush(self._deadlines, (request.deadline, request.rid))
 
     def add_front(self, requests: Iterable[Request]) -> None:
         """Put retracted requests before everyone else, the earliest arrival first. Their deadlines are over."""
@@ -55,7 +59,8 @@ class WaitingQueue:
         """Requests whose deadline has passed before they were first admitted; they stay in the queue."""
         late = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, request = heapq.heappop(self._deadlines)
-            if request in self and request.admitted_at is None:
+            deadline, rid = heapq.heappop(self._deadlines)
+            request = self._requests.get(rid)
+            if request is not None and request.deadline == deadline and request.admitted_at is None:
                 late.append(request)
         return late

@@ -591,3 +591,28 @@ def test_a_burst_into_free_rows_does_not_fill_the_queue(limit: int) -> None:
     world.ask("after", [5], max_new_tokens=1)
     world.finish()
     assert world.port.answers["after"].finish.kind in {"stop", "length"}
+
+
+def test_deadlines_of_requests_that_have_left_are_not_kept() -> None:
+    """A queue timeout of hours must not keep every request of those hours."""
+    world = make_world(queue_timeout=10_000.0)
+    for i in range(300):
+        world.ask(f"r{i}", [1, 2, 3], max_new_tokens=1)
+        world.finish()
+    assert len(world.scheduler.queue._deadlines) < 100
+
+
+def test_a_name_used_again_has_its_own_deadline() -> None:
+    world = make_world(rows=1, queue_timeout=5.0)
+    world.now[0] = 100.0
+    world.ask("same", [1, 2], max_new_tokens=1)
+    world.finish()
+    del world.port.answers["same"]
+    world.now[0] = 103.0
+    world.ask("runs", [4, 5], max_new_tokens=30, ignore_eos=True)
+    world.step()
+    world.ask("same", [1, 2], max_new_tokens=1, arrival=103.0)
+    world.step()
+    world.now[0] = 106.0
+    world.finish()
+    assert world.port.answers["same"].finish.kind in {"stop", "length"}
