@@ -95,3 +95,38 @@ def test_mixed_prefill_keeps_a_share_of_the_chunk():
     assert world.answer("new").finish.kind == "length"
     assert world.scheduler.rows.num_used == 12
     world.finish()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_full_running_set_yields_to_a_higher_priority_and_nobody_takes_turns(overlap):
+    """One row, requests of rising priority one after the other: each takes the row over once, and all end right."""
+    world = make_world(rows=1, overlap=overlap, enable_priority_scheduling=True, preemption_threshold=0)
+    for i in range(5):
+        world.ask(str(i), prompt(i, 10), max_new_tokens=30, ignore_eos=True, priority=i)
+        world.step(4)
+        assert [request.rid for request in world.scheduler.rows.live()] == [str(i)]
+    world.finish()
+    assert world.scheduler.counters.preemptions == 4
+    ends = list(world.port.answers)
+    for rid in ends:
+        world.check(rid)
+
+
+@pytest.mark.parametrize("policy", ["lof", "random", "routing-key", "dfs-weight", "hrrn", "shortest-prefill-first"])
+def test_every_policy_serves_everyone_with_a_pool_too_small_for_all(policy):
+    world = make_world(pool=100, context=90, policy=policy, conservativeness=0.0, rows=8, chunked_prefill_size=16)
+    for i in range(12):
+        world.ask(str(i), prompt(i % 5, 8 + i), max_new_tokens=60, ignore_eos=True)
+    world.finish()
+    for i in range(12):
+        world.check(str(i))
+
+
+def test_pins_never_keep_a_request_waiting_for_ever():
+    world = make_world(pool=128, context=128, cache_pin_budget=128)
+    world.ask("pinned", prompt(1, 100), max_new_tokens=1, pin="kept")
+    world.finish()
+    assert world.scheduler.leases.pins.tokens == 100
+    world.ask("whole", prompt(2, 100), max_new_tokens=28, ignore_eos=True)
+    world.finish()
+    world.check("whole")
