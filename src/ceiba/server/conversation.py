@@ -7,7 +7,7 @@ must never know their field names (they come with ``names``) or the form of an a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -72,6 +72,8 @@ def engine_request(chat: Chat, front: Front, rid: str, **options: Any) -> Engine
     sampling, names = chat.sampling, dict(chat.names)
     if tools:
         sampling = _constrained(chat, choice, output, names, front.config.grammar.backend)
+        if output is not None and sampling.structural_tag is not None:
+            output = replace(output, spelled=True)
     elif choice not in {"none", "auto"}:
         name = names.get("tool_choice", "tool_choice")
         raise BadRequest(f"{name} asks for a call, but the request has no tools.", param=name)

@@ -37,8 +37,12 @@ class OutputFormat:
     one_call: bool = False
     """Whether calls behind the first are dropped (``parallel_tool_calls: false``)."""
 
+    spelled: bool = False
+    """Whether a grammar writes the markers: it may spell them out in ordinary tokens, and they count all the same."""
+
     def parser(self, prompt: str) -> OutputParser:
-        return OutputParser(self.reasoning, self.tool, prompt=prompt, vocabulary=self.vocabulary)
+        vocabulary = None if self.spelled else self.vocabulary
+        return OutputParser(self.reasoning, self.tool, prompt=prompt, vocabulary=vocabulary)
 
     @property
     def needs_special_tokens(self) -> bool:

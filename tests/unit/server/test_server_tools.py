@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ceiba.config.records import GrammarConfig
 from ceiba.core.errors import ConfigError
 from ceiba.server import answers
 from support.fake_engine import ThinkingTemplate, make_config
@@ -332,3 +333,76 @@ async def test_auto_that_means_nothing_is_refused_at_start():
     with pytest.raises(ConfigError, match="auto cannot choose"):
         async with make_world(make_config(tool_call_parser="auto")):
             pass
+
+
+# ── grammars ─────────────────────────────────────────────────────────────────
+
+
+def tag_sent(world):
+    return json.loads(world.engine.received[-1].sampling.structural_tag)
+
+
+async def test_required_and_named_calls_are_forced_by_a_grammar(thinking):
+    choice = (await whole(thinking, CALL, tool_choice="required")).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    sent = tag_sent(thinking)
+    assert sent["required"] is True
+    assert sent["parallel"] is True
+    assert [t["name"] for t in sent["tags"]] == ["weather", "time"]
+    assert sent["tags"][0]["content"]["schema"] == WEATHER["function"]["parameters"]
+    await whole(thinking, CALL, tool_choice={"type": "function", "function": {"name": "weather"}})
+    sent = tag_sent(thinking)
+    assert [t["name"] for t in sent["tags"]] == ["weather"]
+    assert sent["parallel"] is False
+    await whole(thinking, CALL, tool_choice="required", parallel_tool_calls=False)
+    assert tag_sent(thinking)["parallel"] is False
+
+
+async def test_strict_tools_hold_arguments_and_leave_the_answer_free(thinking):
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    await whole(thinking, CALL, tools=[strict, TIME])
+    sent = tag_sent(thinking)
+    assert sent["required"] is False
+    assert sent["triggers"] == ["<tool_call>"]
+    await whole(thinking, CALL)
+    assert thinking.engine.received[-1].sampling.structural_tag is None
+
+
+async def test_a_response_format_beside_tools_means_either(thinking):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    choice = (await whole(thinking, CALL, response_format=shape)).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    either = tag_sent(thinking)["format"]
+    assert either["type"] == "or"
+    assert either["elements"][0] == {"type": "json_schema", "json_schema": schema}
+    reply = await thinking.client.post("/v1/chat/completions", json=body(response_format=shape, tool_choice="required"))
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "tool_choice"
+
+
+async def test_without_a_grammar_backend_forced_calls_are_refused(worlds):
+    config = msgspec.structs.replace(make_config(), grammar=GrammarConfig(backend="none"))
+    world = await worlds(config, template=ThinkingTemplate())
+    for fields, param in (
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": WEATHER["function"] | {"strict": True}}]}, "tools"),
+    ):
+        reply = await world.client.post("/v1/chat/completions", json=body(**fields))
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == param
+        assert "--grammar-backend" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("opened", [True, False])
+async def test_a_grammar_begins_behind_the_thinking(worlds, opened):
+    """HAZARD 11: the prompt always begins the thinking where a grammar waits for its end."""
+    world = await worlds(make_config(reasoning_parser="qwen3"), template=ThinkingTemplate(opened=opened))
+    await whole(world, "hm</think>{}", tools=[], response_format={"type": "json_object"})
+    sent = world.engine.received[-1]
+    assert bytes(np_ids(sent.input_ids)).endswith(b"<assistant><think>\n")
+    assert bytes(sent.sampling.think_end_ids) == b"</think>"
+    await whole(world, "{}", tools=[], response_format={"type": "json_object"}, reasoning_effort="none")
+    sent = world.engine.received[-1]
+    assert sent.sampling.think_end_ids == ()
+    assert not bytes(np_ids(sent.input_ids)).rstrip().endswith(b"<think>")
