@@ -60,6 +60,22 @@ def test_a_long_step_is_green_and_a_stuck_loop_red():
     assert monitor.now().ok
 
 
+def test_a_silent_detokenizer_is_red_and_counts_as_no_progress():
+    clock = Clock()
+    monitor = HealthMonitor(300, clock)
+    monitor.beat(clock.now, {})
+    monitor.text_beat()
+    for _ in range(30):
+        clock.now += 0.5
+        monitor.beat(clock.now, {})
+    assert monitor.now().state == "stuck"
+    assert "detokenizer" in monitor.now().reason
+    assert monitor.stalled() == 15
+    monitor.text_beat()
+    assert monitor.now().ok
+    assert monitor.stalled() == 0
+
+
 def test_a_failure_is_final():
     monitor = HealthMonitor(300)
     monitor.fail("the scheduler died")

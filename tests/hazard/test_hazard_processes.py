@@ -134,10 +134,11 @@ def test_health_is_red_once_a_part_is_gone():
         assert server.stop() == 0
 
 
-def test_a_stopped_scheduler_turns_health_red_and_probes_do_not_pile_up():
-    server = LiveServer("--watchdog-timeout", "6").start()
+@pytest.mark.parametrize("victim", ["scheduler", "detokenizer"])
+def test_a_stopped_child_turns_health_red_and_probes_do_not_pile_up(victim):
+    server = LiveServer("--watchdog-timeout", "6", "--detokenizer", "process").start()
     try:
-        child = server.children()["scheduler"]
+        child = server.children()[victim]
         child.suspend()
         deadline = time.monotonic() + 25
         statuses = []
@@ -152,7 +153,7 @@ def test_a_stopped_scheduler_turns_health_red_and_probes_do_not_pile_up():
                 break
             time.sleep(0.2)
         assert statuses[0] == 200
-        # The watchdog ends a scheduler that does not move, and with it the server.
+        # The watchdog ends a server whose child does not move.
         assert server.wait_exit(20) == 1
         assert "no progress" in server.output
         assert not alive(child)

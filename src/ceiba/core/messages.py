@@ -195,7 +195,10 @@ class TokenBatch(Wire):
 
 
 class TextBatch(Wire):
-    """The same entries with text. A choice that does not stream appears once, at its end, with everything."""
+    """The same entries with text. A choice that does not stream appears once, at its end, with everything.
+
+    A batch without entries is the detokenizer's heartbeat.
+    """
 
     rids: list[str]
     texts: list[str]

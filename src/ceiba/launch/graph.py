@@ -190,7 +190,7 @@ class EngineGraph:
             if stalled <= limit:
                 continue
             log.error(
-                "the scheduler has made no progress for %.0f s (--watchdog-timeout %g): ending it", stalled, limit
+                "scheduler or detokenizer has made no progress for %.0f s (--watchdog-timeout %g): ending the engine", stalled, limit
             )
             for child in self._supervisor.children:
                 if child.name == SCHEDULER:

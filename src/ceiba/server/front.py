@@ -501,7 +501,10 @@ class Front:
                 return
             try:
                 if isinstance(message, TextBatch):
-                    self._on_text(message)
+                    if message.rids:
+                        self._on_text(message)
+                    else:
+                        self.monitor.text_beat()
                 elif isinstance(message, Pooled):
                     self.pool.arrived(message)
                 elif isinstance(message, Heartbeat):

@@ -1,7 +1,8 @@
 """Whether the engine is alive, from the scheduler's heartbeats and the supervisor's word. Looks, never asks.
 
-Owns the one rule: green while heartbeats come and the loop goes round, red when they stay away, when the loop has been
-stuck for the watchdog's time, or when a process has died. Must never send anything to the scheduler.
+Owns the one rule: green while the heartbeats of scheduler and detokenizer come and the loop goes round, red when they
+stay away, when the loop has been stuck for the watchdog's time, or when a process has died. Must never send anything to
+the scheduler.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class HealthMonitor:
         self._clock = clock
         self._beat_at: float | None = None
         self._round_at = 0.0
+        self._text_at: float | None = None
         self._stopped: Health | None = None
         self.stats: Mapping[str, float] = {}
         """What the last heartbeat said."""
@@ -45,6 +47,10 @@ class HealthMonitor:
         self._round_at = round_at
         self.stats = stats
 
+    def text_beat(self) -> None:
+        """The detokenizer's loop went round."""
+        self._text_at = self._clock()
+
     def fail(self, reason: str) -> None:
         self._stopped = Health("failed", reason)
 
@@ -53,8 +59,14 @@ class HealthMonitor:
             self._stopped = Health("stopping", "the server is shutting down")
 
     def stalled(self) -> float:
-        """Seconds since the scheduler's loop is last known to have gone round; 0 before its first heartbeat."""
-        return 0.0 if self._beat_at is None else self._clock() - self._round_at
+        """Seconds since the slower of scheduler and detokenizer last went round; 0 before their first sign."""
+        now = self._clock()
+        loop = 0.0 if self._beat_at is None else now - self._round_at
+        return max(loop, self._mute(now))
+
+    def _mute(self, now: float) -> float:
+        """Seconds without a sign of the detokenizer."""
+        return 0.0 if self._text_at is None else now - self._text_at
 
     @property
     def stopped(self) -> Health | None:
@@ -70,6 +82,9 @@ class HealthMonitor:
         silence = now - self._beat_at
         if silence > STALE_SECONDS:
             return Health("stuck", f"no heartbeat from the scheduler for {silence:.0f} s")
+        mute = self._mute(now)
+        if mute > STALE_SECONDS:
+            return Health("stuck", f"no heartbeat from the detokenizer for {mute:.0f} s")
         stuck = now - self._round_at
         if stuck > self._watchdog:
             return Health("stuck", f"the scheduler's loop has not gone round for {stuck:.0f} s")

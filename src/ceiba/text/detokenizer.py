@@ -8,6 +8,7 @@ error and nothing else.
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
@@ -33,6 +34,7 @@ from ceiba.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+_BEAT_SECONDS = 0.5
 _REMEMBERED = 65_536
 """Ended rids kept so that what the scheduler still sends for them is known to be late, not unknown."""
 
@@ -246,8 +248,12 @@ class Detokenizer:
         return report.batch(), abort
 
     def run(self, port: DetokenizerPort, stop: StopFlag) -> None:
-        """Serve ``port`` until ``stop`` is set."""
+        """Serve ``port`` until ``stop`` is set. An empty batch every half second says that the loop still turns."""
+        beat = time.monotonic() - _BEAT_SECONDS
         while not stop.is_set():
+            if time.monotonic() - beat >= _BEAT_SECONDS:
+                beat = time.monotonic()
+                port.to_front(TextBatch(rids=[], texts=[], counts=b"", tokens=b""))
             for batch in port.receive(0.1):
                 try:
                     text, abort = self.process(batch)
