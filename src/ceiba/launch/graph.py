@@ -190,7 +190,9 @@ class EngineGraph:
             if stalled <= limit:
                 continue
             log.error(
-                "scheduler or detokenizer has made no progress for %.0f s (--watchdog-timeout %g): ending the engine", stalled, limit
+                "scheduler or detokenizer has made no progress for %.0f s (--watchdog-timeout %g): ending the engine",
+                stalled,
+                limit,
             )
             for child in self._supervisor.children:
                 if child.name == SCHEDULER:
