@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -110,15 +111,19 @@ def load(client: str, port: int, model: str, workloads: str, limit: float) -> li
     else:
         command = [sys.executable, "-m", "ceiba", "bench", "serve", "--workload", workloads]
     command += ["--url", url, "--model", model, "--vocab", str(VOCAB - 1000)]
-    try:
-        done = subprocess.run(command, check=False, env=environment(), stdout=subprocess.PIPE, timeout=limit, text=True)
-        text = done.stdout
-    except subprocess.TimeoutExpired as error:
-        print(f"load stopped after {limit:.0f} s", flush=True)
-        text = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    for line in lines:
-        print(json.dumps(line), flush=True)
+    lines = []
+    begun = time.perf_counter()
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+    watch = threading.Timer(limit, process.kill)
+    watch.start()
+    assert process.stdout is not None
+    for text in process.stdout:
+        if text.startswith("{"):
+            print(text, end="", flush=True)
+            lines.append(json.loads(text))
+    watch.cancel()
+    if process.wait():
+        print(f"the load ended with status {process.returncode} after {time.perf_counter() - begun:.0f} s", flush=True)
     return lines
 
 

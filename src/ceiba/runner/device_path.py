@@ -97,21 +97,23 @@ class DevicePath:
         return getattr(self.attention, "graph_key", ())
 
     def _empty_prefill(self, start: int, length: int) -> StepPlan:
+        """``length`` tokens of padding after ``start`` cached ones, in as many segments as the context asks for."""
+        most = self.rows.slot_table.shape[1] - start
+        lengths = np.array([min(most, length - at) for at in range(0, length, most)], np.int32)
+        count = len(lengths)
         return StepPlan(
             step=0,
-            rows=np.array([self.rows.max_rows], np.int32),
-            starts=np.array([start], np.int32),
-            lengths=np.array([length], np.int32),
-            samples=np.ones(1, bool),
+            rows=np.full(count, self.rows.max_rows, np.int32),
+            starts=np.full(count, start, np.int32),
+            lengths=lengths,
+            samples=np.ones(count, bool),
             tokens=np.zeros(length, np.int32),
             slots=np.full(length, self.pool.num_slots, np.int32),
-            num_prefill=1,
+            num_prefill=count,
         )
 
-    def _plan_prefill_padding(self, size: int) -> Hashable:
-        if not self._plan_prefill(self._empty_prefill(0, size), size):
-            raise RuntimeError(f"a prefill of {size} tokens cannot be captured")
-        return ()
+    def _plan_prefill_padding(self, size: int) -> Hashable | None:
+        return () if self._plan_prefill(self._empty_prefill(0, size), size) else None
 
     def _prefill_padding(self, start: int, length: int) -> None:
         launched = self._eager(self._empty_prefill(start, length))
@@ -120,7 +122,7 @@ class DevicePath:
 
     def forward(self, plan: StepPlan) -> Launched:
         count = plan.num_segments
-        if plan.num_prefill == 0:
+        if plan.num_prefill == 0 and plan.samples.all():
             size = self.graphs.padded(count)
             return self._captured(plan, size) if size else self._eager(plan)
         if plan.num_prefill == count:

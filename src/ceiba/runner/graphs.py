@@ -86,9 +86,9 @@ class StepGraphs:
             self._seen.add((size, plan(size)))
             self._run(size)
 
-    def prepare(self, plan: Callable[[int], Hashable], seconds: float) -> None:
+    def prepare(self, plan: Callable[[int], Hashable | None], seconds: float) -> None:
         """Run and capture sizes ahead, the largest first, for about ``seconds``; ``plan(size)`` makes an empty step of
-        a size and returns its key. What is left is captured when it comes."""
+        a size and returns its key, or None where there can be none. What is left is captured when it comes."""
         begun = time.monotonic()
         done = 0
         if not self.sizes:
@@ -97,6 +97,8 @@ class StepGraphs:
             if time.monotonic() - begun > seconds:
                 break
             key = plan(size)
+            if key is None:
+                continue
             self._run(size)
             self._seen.add((size, key))
             if self.capture(size, key) is not None:

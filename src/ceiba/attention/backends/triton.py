@@ -123,8 +123,11 @@ class TritonAttention:
 
     @property
     def tile_tokens(self) -> int:
-        """Tokens of a tile of ``cut_prefill``; 0 before the first prefill."""
-        return min((rows // group for group, rows in self._tile_kinds), default=0)
+        """Tokens of a tile of ``cut_prefill``; 0 before the first prefill, and where layers differ in shape."""
+        if len(self._tile_kinds) != 1:
+            return 0
+        ((group, rows),) = self._tile_kinds
+        return rows // group
 
     def plan_captured(self, batch: AttentionBatch, tokens: int, tiles: Tensor) -> None:
         """A prefill padded to ``tokens``, with tiles int32 [n, TILE_FIELDS] from ``cut_prefill``, padded with zeros, at
