@@ -85,7 +85,7 @@ def test_a_high_priority_pre_empts_and_both_answers_are_right():
 
         async def both() -> tuple[dict, dict]:
             low = asyncio.create_task(send_all(server, [generate(ids(1, 40), 60, priority=0)]))
-            while not (await asyncio.to_thread(server.get, "/v1/loads")).json()[0]["running"]:
+            while not (await asyncio.to_thread(server.get, "/v1/loads")).json()[0]["running"]:  # noqa: ASYNC110 - it asks another process
                 await asyncio.sleep(0.01)
             high = (await send_all(server, [generate(ids(2, 40), 60, priority=100)]))[0]
             return (await low)[0], high

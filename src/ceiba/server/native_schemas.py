@@ -108,9 +108,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     lora_path: Annotated[Any, Meta(description="Refused: LoRA adapters are not available yet.")] = None
     session_params: Annotated[
         dict[str, Any] | None,
-        Meta(
-            description="A turn of a session: id, rid (the turn to continue), offset, replace, drop_previous_output."
-        ),
+        Meta(description="A turn of a session: id, rid (the turn to continue), offset, replace, drop_previous_output."),
     ] = None
     custom_logit_processor: Annotated[Any, Meta(description="Refused: code from a request is never executed.")] = None
     return_hidden_states: Annotated[Any, Meta(description="Refused: hidden states are not available yet.")] = None

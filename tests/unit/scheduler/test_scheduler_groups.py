@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from support.scheduler_world import World, make_world
 
 from ceiba.core.step import StepPlan
 from ceiba.scheduler.groups import LEAST_SAVED, LEAST_TOKENS, PrefixGroups
+from support.scheduler_world import World, make_world
 
 
 def prompt(seed: int, length: int) -> list[int]:

@@ -97,7 +97,7 @@ async def test_streamed_choices_are_numbered(world):
         ({"text": ""}, "text"),
         ({"input_ids": []}, "input_ids"),
         ({"input_ids": [257]}, "input_ids"),
-        ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "root ::= \"a\""}}, "ebnf"),
+        ({"text": "a", "sampling_params": {"regex": "a", "ebnf": 'root ::= "a"'}}, "ebnf"),
         ({"text": "a", "sampling_params": {"beam_width": 4}}, "beam_width"),
         ({"text": "a", "sampling_params": {"max_tokens": 4}}, "sampling_params.max_tokens"),
         ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params"),
