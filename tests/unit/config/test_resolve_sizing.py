@@ -189,3 +189,27 @@ def test_any_host_gets_a_sound_configuration_or_a_refusal(
     assert 1 <= scheduler.max_running_requests <= min(256, 32 * cores)
     assert found.model.context_len <= scheduler.max_total_tokens
     assert found == config(SMOLLM2, device, page_size=page, chunked_prefill_size=chunk, random_seed=seed)
+
+
+def test_graphs_by_device_and_flag() -> None:
+    on = config(QWEN3_8B, gpu(139.8)).runner
+    assert (on.cuda_graph_backend_decode, on.cuda_graph_max_bs_decode) == ("full", 256)
+    assert (on.cuda_graph_backend_prefill, on.cuda_graph_max_bs_prefill) == ("full", 2048)
+    chosen = config(QWEN3_8B, gpu(139.8), cuda_graph_max_bs_decode=64, disable_prefill_cuda_graph=True).runner
+    assert (chosen.cuda_graph_max_bs_decode, chosen.cuda_graph_backend_prefill) == (64, "disabled")
+    off = config(QWEN3_8B, gpu(139.8), disable_cuda_graph=True).runner
+    assert (off.cuda_graph_backend_decode, off.cuda_graph_backend_prefill) == ("disabled", "disabled")
+    assert (off.cuda_graph_max_bs_decode, off.cuda_graph_max_bs_prefill) == (0, 0)
+    host = config(SMOLLM2, cpu()).runner
+    assert (host.cuda_graph_backend_decode, host.cuda_graph_max_bs_decode) == ("disabled", 0)
+    with pytest.raises(ConfigError, match="needs a CUDA device"):
+        config(SMOLLM2, cpu(), cuda_graph_backend_decode="full")
+    with pytest.raises(ConfigError, match="give one of them"):
+        config(QWEN3_8B, gpu(139.8), cuda_graph_backend_decode="full", disable_cuda_graph=True)
+
+
+def test_the_slot_table_is_part_of_the_memory_plan() -> None:
+    """Four bytes a position for every request that may run: 4096 × 40960 × 4 = 640 MiB on this device."""
+    few = config(QWEN3_8B, gpu(139.8), max_running_requests=1).scheduler.max_total_tokens
+    many = config(QWEN3_8B, gpu(139.8), max_running_requests=4097).scheduler.max_total_tokens
+    assert (few - many) * 147456 == pytest.approx(4096 * 40960 * 4, abs=147456)
