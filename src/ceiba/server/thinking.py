@@ -121,7 +121,7 @@ def prepared(text: str, entry: Input, output: OutputFormat | None) -> str:
         return text
     opened = output.reasoning.opened_by(text)
     if opened is None and entry.sampling.constrained and entry.think_tokens != 0:
-        return f"{text}{output.reasoning.begins[0]}\n"
+        return f"{text}{output.reasoning.begins[0]}{output.reasoning.label}\n"
     if opened and entry.think_tokens == 0:
         return f"{text}{_CLOSING.format(output.think_end)}"
     return text

@@ -60,6 +60,7 @@ def test_the_ollama_sdk(server):
     answer = client.embed("m", ["one", "two"])
     assert [list(e) for e in answer.embeddings] == [pytest.approx(expected(t), abs=1e-6) for t in ("one", "two")]
     assert list(client.embeddings("m", "one").embedding) == vector_of(list(b"one"), 0, 4)
+    assert client.show("m").capabilities == ["embedding"]
 
 
 async def test_more_texts_than_may_run(embedder):

@@ -59,7 +59,7 @@ def running(front: Front) -> dict[str, Any]:
 
 def show(front: Front) -> dict[str, Any]:
     model = front.config.model
-    able = ["completion"]
+    able = ["completion"] if model.task == "generate" else ["embedding"]
     if front.parsers.tool is not None:
         able.append("tools")
     if front.parsers.reasoning is not None:
