@@ -13,6 +13,9 @@ from ceiba.runner.staging import Staging
 
 Tensor = torch.Tensor
 
+MAX_SPARE_TILES = 1024
+"""Tiles of a captured prefill beyond one for each token, at most."""
+
 
 class DeviceInputs:
     """After ``fill`` or ``fill_decode``, int32 device views of the step's arrays: ``tokens``, ``token_rows``,
@@ -35,8 +38,10 @@ class DeviceInputs:
         prefill; ``pad_row`` and ``pad_slot`` take padding."""
         self._pad_row, self._pad_slot = pad_row, pad_slot
         self._any = Staging(1 << 16, device)
-        self._decode = Staging(5 * max(1, max_decode), device)
-        self._prefill = Staging(16 * max(1, max_prefill), device)
+        self._decode = Staging(5 * max_decode, device, fixed=True)
+        # Four arrays by token, tiles of one token each at worst, and what is sampled.
+        most = 12 * (max_prefill + max_decode) + 6 * (MAX_SPARE_TILES + 1)
+        self._mixed = Staging(most, device, fixed=True)
         self._arange = torch.arange(max_decode + 1, dtype=torch.int32, device=device)
 
     def fill(self, plan: StepPlan) -> None:
@@ -85,25 +90,36 @@ class DeviceInputs:
         self.sample_rows = self.rows[:count]
         stage.send()
 
-    def fill_prefill(self, plan: StepPlan, size: int, tiles: np.ndarray, num_tiles: int) -> Tensor:
-        """A prefill padded to ``size`` tokens and ``num_tiles`` tiles, at addresses that depend on these alone; returns
-        the tiles on the device, int32 [num_tiles, fields]. ``rows``, ``kv_lens`` and ``offsets`` stay as they were."""
-        total, sampled = plan.num_tokens, int(np.count_nonzero(plan.samples))
-        stage = self._prefill
-        stage.begin(4 * size + tiles.shape[1] * num_tiles + 2 * sampled)
-        (tokens, self.tokens), (rows, self.token_rows) = stage.take(size), stage.take(size)
-        (positions, self.positions), (slots, self.slots) = stage.take(size), stage.take(size)
-        ends = np.cumsum(plan.lengths, dtype=np.int32)
-        tokens[:total], slots[:total] = plan.tokens, plan.slots
-        rows[:total] = np.repeat(plan.rows, plan.lengths)
-        np.add(np.repeat(plan.starts - (ends - plan.lengths), plan.lengths), np.arange(total), out=positions[:total])
-        for host, filler in ((tokens, 0), (rows, self._pad_row), (positions, 0), (slots, self._pad_slot)):
-            host[total:] = filler
+    def fill_mixed(self, plan: StepPlan, size: int, decode: int, tiles: np.ndarray, num_tiles: int) -> Tensor:
+        """A prefill padded to ``size`` tokens and ``num_tiles`` tiles, then decode segments padded to ``decode``, at
+        addresses that depend on these alone. ``rows``, ``kv_lens`` and ``offsets`` are those of the decode segments.
+        Returns the tiles on the device, int32 [num_tiles, fields]."""
+        count, sampled = plan.num_prefill, int(np.count_nonzero(plan.samples))
+        lengths, running = plan.lengths[:count], plan.num_segments - count
+        total, whole = plan.num_tokens - running, size + decode
+        stage = self._mixed
+        stage.begin(4 * whole + 2 * decode + tiles.shape[1] * num_tiles + 2 * sampled)
+        (tokens, self.tokens), (rows, self.token_rows) = stage.take(whole), stage.take(whole)
+        (positions, self.positions), (slots, self.slots) = stage.take(whole), stage.take(whole)
+        kv_lens, self.kv_lens = stage.take(decode)
+        for host, filler in ((tokens, 0), (rows, self._pad_row), (positions, 0), (slots, self._pad_slot), (kv_lens, 0)):
+            host[:] = filler
+        ends = np.cumsum(lengths, dtype=np.int32)
+        tokens[:total], slots[:total] = plan.tokens[:total], plan.slots[:total]
+        rows[:total] = np.repeat(plan.rows[:count], lengths)
+        np.add(np.repeat(plan.starts[:count] - (ends - lengths), lengths), np.arange(total), out=positions[:total])
+        own = slice(size, size + running)
+        tokens[own], slots[own] = plan.tokens[total:], plan.slots[total:]
+        rows[own], positions[own] = plan.rows[count:], plan.starts[count:]
+        np.add(plan.starts[count:], 1, out=kv_lens[:running])
+        self.rows = self.token_rows[size:]
+        self.offsets = self._arange[: decode + 1]
         host, device = stage.take(tiles.shape[1] * num_tiles)
         host[: tiles.size] = tiles.ravel()
         host[tiles.size :] = 0
         select, self.select = stage.take(sampled)
-        np.subtract(ends[plan.samples], 1, out=select)
+        last = np.concatenate((ends - 1, np.arange(size, size + running, dtype=np.int32)))
+        select[:] = last[plan.samples]
         self.sample_rows = stage.put(plan.rows[plan.samples])
         stage.send()
         return device.view(num_tiles, tiles.shape[1])

@@ -30,6 +30,8 @@ WARM_LENGTHS = (300, 40)
 """Tokens of the prefills that compile kernels at start."""
 SHARED_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Decode batches whose kernels for shared prefixes are compiled at start; their graphs are captured when they come."""
+MIXED_SIZES = (8, 16, 32, 64, 96, 128, 192, 256)
+"""Decode segments beside a captured prefill are padded to one of these."""
 SPARE_TILES = 64
 """Prefill segments that a captured step has room for, beyond a single long one."""
 
@@ -113,7 +115,7 @@ class DevicePath:
         )
 
     def _plan_prefill_padding(self, size: int) -> Hashable | None:
-        return () if self._plan_prefill(self._empty_prefill(0, size), size) else None
+        return self._plan_prefill(self._empty_prefill(0, size), size)
 
     def _prefill_padding(self, start: int, length: int) -> None:
         launched = self._eager(self._empty_prefill(start, length))
@@ -125,10 +127,13 @@ class DevicePath:
         if plan.num_prefill == 0 and plan.samples.all():
             size = self.graphs.padded(count)
             return self._captured(plan, size) if size else self._eager(plan)
-        if plan.num_prefill == count:
-            size = self.prefills.padded(plan.num_tokens)
-            if size and self._plan_prefill(plan, size):
-                return self._logits(self.prefills.step(size, ()))
+        running = count - plan.num_prefill
+        size = self.prefills.padded(plan.num_tokens - running)
+        decode = _mixed_size(running) if running else 0
+        if size and decode <= self.graphs.maximum and plan.samples[plan.num_prefill :].all():
+            key = self._plan_prefill(plan, size, decode)
+            if key is not None:
+                return self._logits(self.prefills.step(size, key))
         return self._eager(plan)
 
     def sample(self, launched: Launched, batch: SamplingBatch, masks: TokenMasks | None) -> DeviceSampled:
@@ -152,20 +157,24 @@ class DevicePath:
         tokens = getattr(self.attention, "tile_tokens", 0)
         return -(-size // tokens) + SPARE_TILES if tokens else 0
 
-    def _plan_prefill(self, plan: StepPlan, size: int) -> bool:
-        """Make the inputs of a captured prefill ready; False where this step cannot be one."""
+    def _plan_prefill(self, plan: StepPlan, size: int, decode: int = 0) -> Hashable | None:
+        """Make the inputs of a captured prefill ready, with decode segments after it padded to ``decode``. Returns what
+        its launches depend on besides ``size``; None where this step cannot be captured."""
         attention: Any = self.attention
-        tiles = attention.cut_prefill(plan.rows, plan.starts, plan.lengths)
+        count = plan.num_prefill
+        tiles = attention.cut_prefill(plan.rows[:count], plan.starts[:count], plan.lengths[:count])
         room = self._num_tiles(size)
         if tiles is None or len(tiles) > room:
-            return False
-        on_device = self.inputs.fill_prefill(plan, size, tiles, room)
-        batch = self._batch(plan.rows, plan.starts, plan.lengths, plan.num_prefill, [])
+            return None
+        on_device = self.inputs.fill_mixed(plan, size, decode, tiles, room)
+        own = [PrefixGroup(group.length, group.segments - np.int32(count)) for group in plan.groups]
+        batch = self._batch(plan.rows[count:], plan.starts[count:], plan.lengths[count:], 0, own)
         attention.plan_captured(batch, size, on_device)
-        return True
+        return (decode, attention.graph_key)
 
     def _prefill(self, size: int) -> Tensor:
-        """The launches of a prefill whose inputs lie at their fixed places: hidden states [size, hidden]."""
+        """The launches of a prefill whose inputs lie at their fixed places, decode segments after it or not: hidden
+        states [size + decode, hidden]."""
         return self.model.forward(self._begin(), self.inputs.positions, self.attention, self.pool)
 
     def _logits(self, hidden: Tensor) -> Launched:
@@ -207,3 +216,8 @@ class DevicePath:
             query_offsets_device=i.offsets,
             groups=groups,
         )
+
+
+def _mixed_size(count: int) -> int:
+    """What the decode segments beside a prefill are padded to: coarse, since sizes multiply with the prefill's."""
+    return next((size for size in MIXED_SIZES if size >= count), count)

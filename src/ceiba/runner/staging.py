@@ -1,6 +1,6 @@
 """Host memory on its way to the device: pinned buffers in rotation, one asynchronous copy for many arrays.
 
-The device buffer keeps its address unless it must grow, so captured graphs can read it. A host buffer is filled again
+The device buffer keeps its address, so that captured graphs can read it. A host buffer is filled again
 only after its last copy has left it, which the steady state never waits for. Knows integers, never what they mean.
 """
 
@@ -15,15 +15,22 @@ DEPTH = 3
 """Host buffers in rotation: one being filled, one whose copy waits behind a running step, one spare."""
 
 
-class Staging:
-    """int32 arrays packed into one buffer."""
+ALIGNMENT = 32
+"""Integers between the starts of two arrays: a kernel compiled for aligned addresses serves every step."""
+MOST_ARRAYS = 16
+"""Arrays that one filling may consist of."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self._device = device
+
+class Staging:
+    """int32 arrays packed into one buffer of ``size`` integers. ``fixed``: it must never grow, since captured graphs
+    hold its address; else it grows when a step needs more."""
+
+    def __init__(self, size: int, device: torch.device, *, fixed: bool = False) -> None:
+        self._device, self._fixed = device, fixed
         self._pinned = device.type == "cuda"
         self._turn = 0
         self._used = 0
-        self._reserve(size)
+        self._reserve(size + MOST_ARRAYS * ALIGNMENT)
 
     def _reserve(self, size: int) -> None:
         self.target = torch.zeros(size, dtype=torch.int32, device=self._device)
@@ -32,8 +39,11 @@ class Staging:
         self._copied = [torch.cuda.Event() for _ in range(DEPTH)] if self._pinned else []
 
     def begin(self, size: int) -> None:
-        """Start filling the next host buffer with ``size`` integers in all."""
+        """Start filling the next host buffer with ``size`` integers in all, in MOST_ARRAYS arrays at most."""
+        size += MOST_ARRAYS * ALIGNMENT
         if size > len(self.target):
+            if self._fixed:
+                raise RuntimeError(f"a captured step needs {size} integers of a buffer of {len(self.target)}")
             self._reserve(max(size, 2 * len(self.target)))
         self._turn = (self._turn + 1) % DEPTH
         if self._copied:
@@ -43,7 +53,7 @@ class Staging:
     def take(self, count: int) -> tuple[np.ndarray, Tensor]:
         """The next ``count`` integers: the host's view to fill and the device's, valid after ``send``."""
         at = slice(self._used, self._used + count)
-        self._used += count
+        self._used += -(-count // ALIGNMENT) * ALIGNMENT
         return self._views[self._turn][at], self.target[at]
 
     def put(self, values: np.ndarray) -> Tensor:

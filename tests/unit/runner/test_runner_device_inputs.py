@@ -41,6 +41,16 @@ def segments(plan: StepPlan) -> list[tuple[int, int]]:
     return [(row, start + i) for row, start, length in spans for i in range(length)]
 
 
+def test_every_array_is_aligned() -> None:
+    """Else kernels would be compiled again for each combination of alignments."""
+    found = inputs()
+    for seed, lengths in enumerate(([5], [3, 60, 1], [64, 63])):
+        found.fill(make_plan(lengths, len(lengths), seed))
+        base = found.tokens.data_ptr()
+        for name in ("token_rows", "positions", "slots", "rows", "kv_lens", "offsets", "select", "sample_rows"):
+            assert (getattr(found, name).data_ptr() - base) % 16 == 0, name
+
+
 def inputs() -> DeviceInputs:
     return DeviceInputs(16, 256, PAD_ROW, PAD_SLOT, CPU)
 
@@ -92,12 +102,33 @@ def test_padded_prefill_keeps_its_addresses() -> None:
     for seed, lengths in enumerate(([100], [3, 60, 1], [64, 64])):
         plan = make_plan(lengths, len(lengths), seed)
         tiles = np.random.default_rng(seed).integers(1, 9, (7 + seed, 6)).astype(np.int32)
-        on_device = found.fill_prefill(plan, 128, tiles, 20)
+        on_device = found.fill_mixed(plan, 128, 0, tiles, 20)
         check_tokens(found, plan, 128)
         assert on_device.tolist() == [*tiles.tolist(), *[[0] * 6] * (20 - len(tiles))]
         views = (found.tokens, found.token_rows, found.positions, found.slots, on_device)
         places.append([view.data_ptr() for view in views])
     assert places[0] == places[1] == places[2]
+
+
+@pytest.mark.parametrize("running", [1, 5, 8])
+def test_padded_prefill_with_decode_segments_after_it(running: int) -> None:
+    found = inputs()
+    plan = make_plan([50, 9, *[1] * running], 2, running)
+    tiles = np.ones((3, 6), np.int32)
+    found.fill_mixed(plan, 64, 8, tiles, 4)
+    total, pairs = 59, list(zip(found.token_rows.tolist(), found.positions.tolist(), strict=True))
+    wanted = segments(plan)
+    assert pairs[:total] == wanted[:total]
+    assert pairs[total:64] == [(PAD_ROW, 0)] * 5
+    assert pairs[64 : 64 + running] == wanted[total:]
+    assert pairs[64 + running :] == [(PAD_ROW, 0)] * (8 - running)
+    for view, values, filler in ((found.tokens, plan.tokens, 0), (found.slots, plan.slots, PAD_SLOT)):
+        assert view.tolist() == [*values[:total], *[filler] * 5, *values[total:], *[filler] * (8 - running)]
+    assert found.rows.tolist() == [*plan.rows[2:], *[PAD_ROW] * (8 - running)]
+    assert found.kv_lens.tolist() == [*(plan.starts[2:] + 1), *[0] * (8 - running)]
+    at = [49, 58, *range(64, 64 + running)]
+    assert found.select.tolist() == [place for place, sampled in zip(at, plan.samples, strict=True) if sampled]
+    assert found.sample_rows.tolist() == plan.rows[plan.samples].tolist()
 
 
 def test_a_host_buffer_is_not_filled_again_at_once() -> None:
@@ -110,13 +141,23 @@ def test_a_host_buffer_is_not_filled_again_at_once() -> None:
         host[:] = step
         hosts.append(host)
         staging.send()
-        assert staging.target.tolist() == [step] * 4
+        assert staging.target[:4].tolist() == [step] * 4
     for step in range(DEPTH, 2 * DEPTH):
         assert hosts[step].tolist() == [step] * 4
     staging.begin(100)
     assert staging.put(np.arange(100, dtype=np.int32)).shape == (100,)
     staging.send()
     assert staging.target[:100].tolist() == list(range(100))
+
+
+def test_a_buffer_of_captured_steps_never_moves() -> None:
+    found = inputs()
+    with pytest.raises(RuntimeError, match="captured step"):
+        found.fill_decode(make_plan([1] * 90, 0), 4000)
+    fixed = Staging(64, CPU, fixed=True)
+    place = fixed.target.data_ptr()
+    fixed.begin(64)
+    assert fixed.target.data_ptr() == place
 
 
 @pytest.mark.parametrize("most", [1, 8, 32, 48, 160, 256, 512])

@@ -131,14 +131,15 @@ class TritonAttention:
 
     def plan_captured(self, batch: AttentionBatch, tokens: int, tiles: Tensor) -> None:
         """A prefill padded to ``tokens``, with tiles int32 [n, TILE_FIELDS] from ``cut_prefill``, padded with zeros, at
-        a fixed place. What ``run`` launches then depends on ``tokens`` and n alone."""
+        a fixed place; after its tokens come those of ``batch``, which holds the decode segments alone. What ``run``
+        launches then depends on ``tokens``, n, the batch's padded size and ``graph_key``."""
         self._batch = batch
         self._prefill_tokens = tokens
         self._prefix_slots = None
         self._padded = True
         self._tiles = dict.fromkeys(self._tile_kinds, tiles)
         for shape in self._shapes:
-            self._sharing[shape] = False
+            self._plan_shape(shape)
 
     def _cached_slots(self, batch: AttentionBatch) -> Tensor | None:
         """Slots of the cached prefixes back to back, where they are worth gathering."""
