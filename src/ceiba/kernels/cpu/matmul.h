@@ -10,6 +10,7 @@ template <Kind K>
 struct Codec;
 
 inline void nibble_groups(const uint8_t* p, int v, vb (&w)[8]) {
+  CEIBA_UNROLL
   for (int c = 0; c < 4; c++) {
     vb byte = load_bytes(p + 64 * c + v * W * 4);
     w[2 * c] = byte & 15;
@@ -19,6 +20,7 @@ inline void nibble_groups(const uint8_t* p, int v, vb (&w)[8]) {
 
 inline void add_fifth(const uint8_t* p, int v, vb (&w)[8]) {
   vb bits = load_bytes(p + v * W * 4);
+  CEIBA_UNROLL
   for (int g = 0; g < 8; g++) {
     vb at = g < 4 ? (vb)((vh)bits << (4 - g)) : (vb)((vh)bits >> (g - 4));
     w[g] |= at & 16;
@@ -55,6 +57,7 @@ struct Codec<Kind::Q8_0> {
   static constexpr int BLOCK = 544, SUPER = 1, HEAD = 0, PER_MADD = 1;
   static constexpr bool SIGNED = true, HALVES = false;
   static inline void codes(const uint8_t* b, int v, vb (&w)[8]) {
+    CEIBA_UNROLL
     for (int g = 0; g < 8; g++) w[g] = load_bytes(b + 32 + 64 * g + v * W * 4);
   }
   static inline void scales(const uint8_t*, const uint8_t* b, int v, Scales& s) {
@@ -142,19 +145,23 @@ inline vi dot_groups(const vb (&w)[8], const int32_t* x) {
   using C = Codec<K>;
   vi acc = vi{};
   if constexpr (C::SIGNED) {
+    CEIBA_UNROLL
     for (int g = G0; g < G1; g++) acc = dot_signed(acc, w[g], x[g]);
     return acc;
   }
 #if defined(__AVX2__) && !defined(__AVX512F__)
   // Without VNNI the pair sums of several groups fit in 16 bits together, so they share one widening step.
   constexpr int PER = C::PER_MADD < G1 - G0 ? C::PER_MADD : G1 - G0;
+  CEIBA_UNROLL
   for (int g = G0; g < G1; g += PER) {
     __m256i pairs = _mm256_maddubs_epi16((__m256i)w[g], _mm256_set1_epi32(x[g]));
+    CEIBA_UNROLL
     for (int i = 1; i < PER; i++)
       pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16((__m256i)w[g + i], _mm256_set1_epi32(x[g + i])));
     acc += (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   }
 #else
+  CEIBA_UNROLL
   for (int g = G0; g < G1; g++) acc = Dot::step(acc, w[g], x[g]);
 #endif
   return acc;
@@ -199,22 +206,47 @@ void panel_int8(const uint8_t* panel, const QuantRows& x, int64_t cols, int m, f
 
 constexpr int DEPTH = 256;  // columns that the float32 buffer holds: 16 KiB
 
-// acc[i][lane] += Σ_k x[i][k] · panel(k, lane), MT rows at once; `Load` gives panel vectors.
+// acc[i][lane] += Σ_k x[i][k] · panel(k, lane), MT rows at once; `Load` gives panel vectors. Few rows keep several sums
+// each, since one chain of additions would wait for itself.
 template <int MT, class Load>
 inline void micro(const float* x, int64_t stride, int64_t depth, const Load& panel, float* acc, int64_t acc_stride) {
-  vf sum[MT][NV];
-  for (int i = 0; i < MT; i++)
-    for (int v = 0; v < NV; v++) sum[i][v] = load(acc + i * acc_stride + v * W);
-  for (int64_t k = 0; k < depth; k++) {
-    vf w[NV];
-    for (int v = 0; v < NV; v++) w[v] = panel(k, v);
-    for (int i = 0; i < MT; i++) {
-      vf xs = set1(x[i * stride + k]);
-      for (int v = 0; v < NV; v++) sum[i][v] += xs * w[v];
+  constexpr int CHAINS = MT == 1 ? 4 : MT == 2 ? 2 : 1;
+  vf sum[CHAINS][MT][NV];
+  CEIBA_UNROLL
+  for (int i = 0; i < MT; i++) {
+    CEIBA_UNROLL
+    for (int v = 0; v < NV; v++) {
+      sum[0][i][v] = load(acc + i * acc_stride + v * W);
+      CEIBA_UNROLL
+      for (int c = 1; c < CHAINS; c++) sum[c][i][v] = vf{};
     }
   }
-  for (int i = 0; i < MT; i++)
-    for (int v = 0; v < NV; v++) store(acc + i * acc_stride + v * W, sum[i][v]);
+  auto step = [&](vf (&to)[MT][NV], int64_t k) {
+    vf w[NV];
+    CEIBA_UNROLL
+    for (int v = 0; v < NV; v++) w[v] = panel(k, v);
+    CEIBA_UNROLL
+    for (int i = 0; i < MT; i++) {
+      vf xs = set1(x[i * stride + k]);
+      CEIBA_UNROLL
+      for (int v = 0; v < NV; v++) to[i][v] += xs * w[v];
+    }
+  };
+  int64_t k = 0;
+  for (; k + CHAINS <= depth; k += CHAINS) {
+    CEIBA_UNROLL
+    for (int c = 0; c < CHAINS; c++) step(sum[c], k + c);
+  }
+  for (; k < depth; k++) step(sum[0], k);
+  CEIBA_UNROLL
+  for (int i = 0; i < MT; i++) {
+    CEIBA_UNROLL
+    for (int v = 0; v < NV; v++) {
+      CEIBA_UNROLL
+      for (int c = 1; c < CHAINS; c++) sum[0][i][v] += sum[c][i][v];
+      store(acc + i * acc_stride + v * W, sum[0][i][v]);
+    }
+  }
 }
 
 #if defined(__AVX512F__)
@@ -241,9 +273,11 @@ inline void dequantize_block(const uint8_t* head, const uint8_t* body, float* ou
     C::codes(body, v, w);
     Scales s;
     C::scales(head, body, v, s);
+    CEIBA_UNROLL
     for (int g = 0; g < 8; g++) {
       int half = C::HALVES ? g / 4 : 0;
       vi codes = (vi)w[g];
+      CEIBA_UNROLL
       for (int j = 0; j < 4; j++) {
         vi code = C::SIGNED ? (codes << (24 - 8 * j)) >> 24 : (codes >> (8 * j)) & 255;
         store(out + (4 * g + j) * LANES + v * W, to_float(code) * s.scale[half] + s.shift[half]);

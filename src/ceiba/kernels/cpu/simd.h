@@ -3,6 +3,9 @@
 //
 // Arithmetic is GCC's vector extension (also NEON); only what it cannot say is written with intrinsics.
 
+// Arrays of vectors live in registers only if the loops over them are gone before the compiler looks.
+#define CEIBA_UNROLL _Pragma("GCC unroll 16")
+
 constexpr int LANES = 16;
 #if defined(__AVX512F__)
 constexpr int W = 16;
@@ -23,7 +26,15 @@ typedef uint16_t half_vec __attribute__((vector_size(W * 2), aligned(2), may_ali
 typedef int8_t quarter_vec __attribute__((vector_size(W), aligned(1), may_alias));
 typedef uint8_t uquarter_vec __attribute__((vector_size(W), aligned(1), may_alias));
 
-inline vf set1(float x) { return vf{} + x; }
+inline vf set1(float x) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_set1_ps(x);
+#elif defined(__AVX2__)
+  return (vf)_mm256_set1_ps(x);
+#else
+  return vf{x, x, x, x};
+#endif
+}
 inline vf load(const float* p) { return *reinterpret_cast<const vf_u*>(p); }
 inline void store(float* p, vf v) { *reinterpret_cast<vf_u*>(p) = v; }
 inline vb load_bytes(const uint8_t* p) { return *reinterpret_cast<const vb_u*>(p); }
