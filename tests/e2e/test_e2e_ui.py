@@ -156,6 +156,10 @@ def test_what_a_model_writes_never_becomes_markup(page: chrome.Browser) -> None:
 
 def test_the_live_view_shows_the_tree_and_flushes_it(page: chrome.Browser, keyed: LiveServer, tmp_path: Path) -> None:
     page.size(1280, 960)
+    new_chat(page)
+    for turn, question in enumerate(("Name a tree.", "Name a river."), start=1):
+        ask(page, question, temperature=0, max_tokens=8, schema="", tools="")
+        answered(page, turn)
     page.click("#tab-engine")
     page.wait("document.querySelectorAll('#tree rect').length >= 2")
     state = keyed.get("/server_info", headers={"authorization": f"Bearer {KEY}"}).json()["internal_states"][0]

@@ -187,6 +187,7 @@ class OutputParser:
 
         Ids may run ahead of their text (a character or a stop string that is undecided), never behind it.
         """
+        text = text.replace(BREAK, "\ufffd")
         if self._special is not None and token_ids is not None:
             text = self._special.feed(text, token_ids)
         if text:

@@ -15,7 +15,7 @@ from typing import Protocol
 from ceiba.text.parsers.source import markers
 
 BREAK = "\ufdd0"
-"""A Unicode noncharacter, which no text may contain; one that a model makes up is replaced by U+FFFD."""
+"""A Unicode noncharacter, which no text may contain; the parser replaces one that a model makes up by U+FFFD."""
 
 _SLACK = 4
 """Bytes by which a token may stand before its computed place: a SentencePiece space taken off at the start."""
@@ -57,7 +57,7 @@ class SpelledOut:
             if known is not None:
                 self._real.append((self._bytes - _SLACK, known))
             self._bytes += len(self._vocabulary.token_bytes(token))
-        text = self._held + text.replace(BREAK, "\ufffd")
+        text = self._held + text
         cut = self._markers.undecided(text, 0)
         self._held = text[cut:]
         return self._broken(text[:cut])

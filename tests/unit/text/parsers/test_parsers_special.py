@@ -122,6 +122,11 @@ def test_no_break_is_ever_seen() -> None:
     assert run(vocabulary, vocabulary.ids([(text, False)]), [4], "hermes") == ("a \ufffd <tool_call> b", "", [])
 
 
+def test_a_break_in_the_text_is_replaced_without_a_vocabulary_too() -> None:
+    call = f'<tool_call>{{"name": "f", "arguments": {{"k": "{BREAK}"}}}}</tool_call>'
+    assert result(parser("hermes"), [f"a{BREAK} ", call]) == ("a\ufffd", "", [("f", '{"k": "\ufffd"}')])
+
+
 def test_a_stop_token_that_was_trimmed_does_not_disturb() -> None:
     vocabulary = TinyVocabulary([*CONTROL, "<|im_end|>"])
     parsing = parser("hermes", tools=TOOLS, vocabulary=vocabulary)
