@@ -41,7 +41,10 @@ SINGLE = {"gigachat3"}
 # Characters that formats use, but no whole marker: those are the fixtures' and test_parsers_rules' business. U+FDD0 is
 # the parser's own (test_parsers_special).
 texts = st.text(
-    st.one_of(st.sampled_from("ab 1\n\t\"'\\{}[]<>/|:,;=()é日🦙&%"), st.characters(exclude_categories=["Cs"], exclude_characters=BREAK)),
+    st.one_of(
+        st.sampled_from("ab 1\n\t\"'\\{}[]<>/|:,;=()é日🦙&%"),
+        st.characters(exclude_categories=["Cs"], exclude_characters=BREAK),
+    ),
     max_size=24,
 ).filter(lambda s: not any(m in s for m in ('<|"|>', "</", "]]>", "<![CDATA[", "]<]")))
 numbers = st.floats(allow_nan=False, allow_infinity=False).filter(lambda f: not f.is_integer())
