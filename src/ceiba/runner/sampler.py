@@ -28,6 +28,9 @@ FAULTS = {
 UNREACHABLE = math.log(LARGEST / SMALLEST)
 """A token whose logit over temperature is this far below the best one's cannot win, whatever the noise."""
 BINS = 2048
+_BOUNDS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)
+_BOUNDS = _BOUNDS.astype(np.float32)
+"""float32 [256, 8]: for each byte of a mask the most that its 8 tokens' logits may be."""
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class Sampled:
 def sample(logits: Tensor, batch: SamplingBatch, rows: Rows, masks: TokenMasks | None) -> Sampled:
     """Choose a token for each of ``logits`` [S, vocab] (any float dtype; may be overwritten)."""
     raw = logits.float()
-    best, tokens = raw.max(dim=1)
+    best, tokens = _best(raw)
     wants_raw = batch.logprob_segments is not None
     bad = torch.isfinite(best).logical_not_()
     if not batch.edits and masks is None and batch.draws is None:
@@ -54,7 +57,7 @@ def sample(logits: Tensor, batch: SamplingBatch, rows: Rows, masks: TokenMasks |
     if batch.edits or masks is not None:
         edited = raw.clone() if wants_raw else raw
         edit(edited, batch, rows, masks)
-        best, tokens = edited.max(dim=1)
+        best, tokens = _best(edited)
         empty = torch.isneginf(best) & ~bad
         faults.masked_fill_(empty, 2)
         bad = bad | empty
@@ -89,20 +92,40 @@ def edit(logits: Tensor, batch: SamplingBatch, rows: Rows, masks: TokenMasks | N
         value = torch.where(early, float("-inf"), logits[segments, ids])
         logits.index_put_((segments, ids), value)
     if masks is not None and len(masks.rows):
-        order = {int(row): index for index, row in enumerate(batch.rows)}
-        lines = [(order[int(row)], at) for at, row in enumerate(masks.rows) if int(row) in order]
-        segments = rows.move(torch.tensor([segment for segment, _ in lines], dtype=torch.int64))
-        bits = rows.move(torch.from_numpy(masks.bits[[at for _, at in lines]]))
-        allowed = unpack_bits(bits, logits.shape[1])
-        part = logits.index_select(0, segments)
-        logits.index_copy_(0, segments, part.masked_fill_(~allowed, float("-inf")))
+        _mask(logits, batch, rows, masks)
+
+
+def _best(values: Tensor) -> tuple[Tensor, Tensor]:
+    """(largest value, its index; the lowest among equals) of each row of float32 [S, vocab]; NaN counts as largest."""
+    if values.device.type != "cpu":
+        return tuple(values.max(dim=1))  # type: ignore[return-value]
+    table = values.numpy()  # numpy searches with vector instructions, torch does not
+    at = table.argmax(axis=1)
+    return torch.from_numpy(table[np.arange(len(table)), at]), torch.from_numpy(at)
+
+
+def _mask(logits: Tensor, batch: SamplingBatch, rows: Rows, masks: TokenMasks) -> None:
+    """Exclude the tokens that the masks of this step's rows do not allow, in place."""
+    order = {int(row): index for index, row in enumerate(batch.rows)}
+    lines = [(order[int(row)], at) for at, row in enumerate(masks.rows) if int(row) in order]
+    vocab = logits.shape[1]
+    if logits.device.type == "cpu":
+        # A row at a time, without torch: its threads would fight with the kernels' own for the cores.
+        table = logits.numpy()
+        bounds = np.empty((4 * masks.bits.shape[1], 8), np.float32)
+        for segment, at in lines:
+            np.take(_BOUNDS, masks.bits[at].view(np.uint8), axis=0, out=bounds, mode="clip")
+            np.minimum(table[segment], bounds.reshape(-1)[:vocab], out=table[segment])
+        return
+    segments = rows.move(torch.tensor([segment for segment, _ in lines], dtype=torch.int64))
+    bits = rows.move(torch.from_numpy(masks.bits[[at for _, at in lines]]))
+    allowed = unpack_bits(bits, vocab)
+    part = logits.index_select(0, segments)
+    logits.index_copy_(0, segments, part.masked_fill_(~allowed, float("-inf")))
 
 
 def unpack_bits(bits: Tensor, size: int) -> Tensor:
     """int32 [M, ceil(size / 32)], bit t % 32 of word t // 32 → bool [M, size]."""
-    if bits.device.type == "cpu":  # without torch's threads, which stall a step where cores are shared
-        flags = np.unpackbits(bits.numpy().view(np.uint8), axis=1, bitorder="little")
-        return torch.from_numpy(flags[:, :size]).view(torch.bool)
     shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
     wide = (bits.unsqueeze(2) >> shifts) & 1
     return wide.view(len(bits), -1)[:, :size].bool()
