@@ -11,7 +11,7 @@ SLOW_SHARE ?= auto
 .PHONY: serve test test-all lint clean
 
 # Installed once per change of pyproject.toml or of the C++ sources; Python sources are used in place.
-CPP := CMakeLists.txt $(shell find src/ceiba/kernels/cpu -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+CPP := CMakeLists.txt $(shell find src/ceiba/kernels/cpu src/ceiba/cache/native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: make PYTHON=python3 (3.11 or newer)"; exit 1; }

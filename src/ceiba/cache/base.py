@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ceiba.cache.keys import CacheKey, Int32
+
+if TYPE_CHECKING:
+    from ceiba.cache.paths import PathOps
 
 FULL = "full"
 """The component of full attention: one KV slot per token."""
@@ -92,24 +95,24 @@ class Match:
     length: int = 0
     path: list[Node] = field(default_factory=list)
     """Nodes from below the root down; the last one may be used in part."""
+    paths: PathOps | None = None
+    """The loops of the tree that made it; None for an empty match."""
 
     def handles(self, component: str = FULL) -> Int32:
         """Handles of the matched tokens, int32 [length]."""
-        if not self.path:
-            return np.empty(0, np.int32)
-        parts = [node.handles[component] for node in self.path]
-        return np.concatenate(parts)[: self.length] if len(parts) > 1 else parts[0][: self.length].copy()
+        found = np.empty(self.length, np.int32)
+        if self.paths is not None and self.path:
+            self.paths.gather(self.path, component, found)
+        return found
 
     @property
     def unlocked(self) -> int:
         """Matched tokens that nobody holds: locking the match takes this many out of what can be evicted."""
-        total = excess = 0
-        for node in self.path:
-            if node.locks == 0:
-                total += len(node)
-        if self.path and self.path[-1].locks == 0:
-            excess = sum(map(len, self.path)) - self.length
-        return total - excess
+        if self.paths is None or not self.path:
+            return 0
+        last = self.path[-1]
+        unused = last.end - self.length if last.locks == 0 else 0
+        return self.paths.unlocked(self.path) - unused
 
 
 @dataclass(slots=True)

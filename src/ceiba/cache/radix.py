@@ -2,7 +2,8 @@
 
 Owns nodes, their locks and the eviction order; it never allocates or frees a slot (handles come in with ``insert`` and
 go out with ``evict``) and never sees a request. Structure: a compressed trie per namespace (Morrison's PATRICIA),
-edges cut at page borders, children found by the bytes of their first page.
+edges cut at page borders, children found by the bytes of their first page. What visits every node of a path is
+``paths``', compiled where that is possible.
 
 Invariant: a lock counts on every node up to the root, so the nodes below an unlocked node are unlocked and all
 unlocked tokens can be evicted, leaves first.
@@ -15,13 +16,15 @@ import numpy as np
 from ceiba.cache.base import FULL, Handles, Inserted, Match, Node
 from ceiba.cache.eviction import LRU, EvictionPolicy, EvictionQueue
 from ceiba.cache.history import EvictionHistory
-from ceiba.cache.keys import CacheKey, Int32, common_prefix, floor_page
+from ceiba.cache.keys import CacheKey, Int32, floor_page
+from ceiba.cache.paths import FASTEST, PathOps
 
 _NO_TOKENS = np.empty(0, np.int32)
 
 
 class RadixCache:
-    """``components`` names the per-token handle arrays that every node holds; ``history`` hears of each eviction."""
+    """``components`` names the per-token handle arrays that every node holds; ``history`` hears of each eviction;
+    ``paths``: the loops over nodes, in Python or compiled."""
 
     enabled = True
 
@@ -31,6 +34,7 @@ class RadixCache:
         policy: EvictionPolicy | None = None,
         components: tuple[str, ...] = (FULL,),
         history: EvictionHistory | None = None,
+        paths: PathOps = FASTEST,
     ) -> None:
         self.page_size = page_size
         self.components = components
@@ -40,6 +44,7 @@ class RadixCache:
         self.version = 0
         self._policy = policy or LRU()
         self._history = history
+        self._paths = paths
         self._queue: EvictionQueue[Node] = EvictionQueue(self._policy)
         self._clock = 0
         self._evictable = 0
@@ -57,13 +62,13 @@ class RadixCache:
         """Longest cached prefix of at most ``limit`` tokens, in whole pages.
 
         Locks nothing and mutates nothing, statistics included, so policies may probe freely. O(matched tokens) in
-        vectorised compares plus one dictionary look-up per node.
+        compares of whole runs plus one dictionary look-up per node.
         """
         length = len(key) if limit is None else max(0, min(limit, len(key)))
         root = self.roots.get(key.namespace)
         if root is None:
             return Match()
-        return self._walk(root, key.tokens, floor_page(length, self.page_size))
+        return self._walk(root, key.tokens, length)
 
     def lock(self, match: Match, *, hit: bool = False) -> Node | None:
         """Hold the matched prefix until ``unlock``; nothing on it will be evicted.
@@ -73,35 +78,22 @@ class RadixCache:
         """
         if not match.path:
             return None
-        used = match.length - sum(map(len, match.path[:-1]))
         node = match.path[-1]
-        if used < len(node):
-            node = self._split(node, used)
+        if match.length < node.end:
+            node = self._split(node, match.length - node.start)
         self._clock += 1
-        at: Node | None = node
-        while at is not None and at.parent is not None:
-            if at.locks == 0:
-                self._evictable -= len(at)
-                self._locked += len(at)
-            at.locks += 1
-            at.last_access = self._clock
-            at.hits += hit
-            at = at.parent
+        gained = self._paths.lock(node, self._clock, hit)
+        self._evictable -= gained
+        self._locked += gained
         return node
 
     def unlock(self, node: Node | None) -> None:
         """Undo one ``lock`` that returned ``node``. Mutates lock counts up to the root; frees nothing."""
-        at = node
-        while at is not None and at.parent is not None:
-            if at.locks <= 0:
-                raise RuntimeError("a cache node was unlocked more often than locked")
-            at.locks -= 1
-            if at.locks == 0:
-                self._locked -= len(at)
-                self._evictable += len(at)
-                if not at.children:
-                    self._queue.push(at)
-            at = at.parent
+        lost = self._paths.unlock(node)
+        self._locked -= lost
+        self._evictable += lost
+        if node is not None and node.evictable:
+            self._queue.push(node)  # those above it have a child
 
     def insert(self, key: CacheKey, handles: Handles, priority: int = 0) -> Inserted:
         """Add a prefix (cut to whole pages); the tree owns ``handles[existing:]`` from now on.
@@ -119,10 +111,9 @@ class RadixCache:
         match = self._walk(root, key.tokens, length)
         existing = match.length
         if existing < length:
-            above = sum(map(len, match.path[:-1]))
             parent = match.path[-1] if match.path else root
-            if match.path and existing - above < len(parent):
-                parent = self._split(parent, existing - above)
+            if existing < parent.end:
+                parent = self._split(parent, existing - parent.start)
                 match.path[-1] = parent
             new = {name: np.array(handles[name][existing:length], np.int32) for name in self.components}
             leaf = Node(key.namespace, key.tokens[existing:length].tobytes(), new, parent)
@@ -132,10 +123,7 @@ class RadixCache:
             self._evictable += len(leaf)
             self.version += 1
         self._clock += 1
-        for node in match.path:
-            node.last_access = self._clock
-            node.priority = max(node.priority, priority)
-            node.reach = max(node.reach, length)
+        self._paths.touch(match.path, self._clock, priority, length)
         if match.path[-1].evictable:
             self._queue.push(match.path[-1])
         return Inserted(match, existing)
@@ -201,21 +189,8 @@ class RadixCache:
         return np.concatenate(parts) if parts else _NO_TOKENS
 
     def _walk(self, root: Node, tokens: Int32, length: int) -> Match:
-        path: list[Node] = []
-        data, step = tokens[:length].tobytes(), self._page_bytes
-        node, at, end = root, 0, 4 * length
-        while at < end:
-            child = node.children.get(data[at : at + step])
-            if child is None:
-                break
-            path.append(child)
-            if not data.startswith(child.data, at):
-                same = common_prefix(child.tokens, tokens[at // 4 : length])
-                at += 4 * floor_page(same, self.page_size)
-                break
-            at += len(child.data)
-            node = child
-        return Match(at // 4, path)
+        path, covered = self._paths.walk(root, np.ascontiguousarray(tokens), length, self.page_size)
+        return Match(covered, path, self._paths)
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut ``node`` after ``at`` tokens and return the new upper part.

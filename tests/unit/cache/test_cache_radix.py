@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from ceiba.cache.base import FULL
 from ceiba.cache.keys import CacheKey, ceil_page, common_prefix, floor_page
 from ceiba.cache.none import NoCache
+from ceiba.cache.paths import FASTEST, PYTHON
 from ceiba.cache.radix import RadixCache
 
 
@@ -177,10 +178,11 @@ class TreeAgainstDictionary(RuleBasedStateMachine):
     """
 
     page = 1
+    paths = FASTEST
 
     def __init__(self):
         super().__init__()
-        self.cache = RadixCache(page_size=self.page)
+        self.cache = RadixCache(page_size=self.page, paths=self.paths)
         self.model: dict[tuple[str, tuple[int, ...], int], int] = {}
         self.held: list[tuple[object, str, tuple[int, ...]]] = []
         self.handle = 0
@@ -248,7 +250,13 @@ class PagedTreeAgainstDictionary(TreeAgainstDictionary):
     page = 3
 
 
+class PythonTreeAgainstDictionary(TreeAgainstDictionary):
+    paths = PYTHON
+
+
 TestTree = TreeAgainstDictionary.TestCase
 TestTree.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 TestPagedTree = PagedTreeAgainstDictionary.TestCase
 TestPagedTree.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestPythonTree = PythonTreeAgainstDictionary.TestCase
+TestPythonTree.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
