@@ -15,15 +15,25 @@ from typing import Generic, Protocol, TypeVar
 class Victim(Protocol):
     """What a policy may look at, and the three facts that make a node evictable."""
 
-    last_access: int
-    hits: int
-    priority: int
-    start: int
-    reach: int
     queued: bool
     """Whether the queue holds an entry of this node; written by the queue alone."""
 
     def __len__(self) -> int: ...
+
+    @property
+    def last_access(self) -> int: ...
+
+    @property
+    def hits(self) -> int: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def reach(self) -> int: ...
 
     @property
     def evictable(self) -> bool:

@@ -173,6 +173,18 @@ class LeaseTable:
         self._open[row] = False
         self.committed[row] = self.launched[row] = self.allocated[row] = self.shared[row] = 0
 
+    def lend(self, tokens: int) -> Int32:
+        """Slots for KV that comes from another tier, int32 [tokens], whole pages; in flight until ``settle``.
+
+        Evicts what it must; ``OutOfSlots`` when even that is not enough.
+        """
+        return self._take(tokens // self.page_size)
+
+    def settle(self, tokens: int, spare: Int32) -> None:
+        """``tokens`` lent slots are the cache's now, but for the ``spare`` ones, which are free again."""
+        self._in_flight -= tokens
+        self.allocator.release(spare)
+
     def flush(self) -> int:
         """Empty the cache, pins included (no request may use it); returns how many tokens it held."""
         self.pins.clear()

@@ -27,6 +27,7 @@ class RadixCache:
     ``paths``: the loops over nodes, in Python or compiled."""
 
     enabled = True
+    node_type: type[Node] = Node
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class RadixCache:
             return Inserted(Match(), 0)
         root = self.roots.get(key.namespace)
         if root is None:
-            root = self.roots[key.namespace] = Node(key.namespace, b"", {}, None)
+            root = self.roots[key.namespace] = self.node_type(key.namespace, b"", {}, None)
         match = self._walk(root, key.tokens, length)
         existing = match.length
         if existing < length:
@@ -116,7 +117,7 @@ class RadixCache:
                 parent = self._split(parent, existing - parent.start)
                 match.path[-1] = parent
             new = {name: np.array(handles[name][existing:length], np.int32) for name in self.components}
-            leaf = Node(key.namespace, key.tokens[existing:length].tobytes(), new, parent)
+            leaf = self.node_type(key.namespace, key.tokens[existing:length].tobytes(), new, parent)
             parent.children[leaf.data[: self._page_bytes]] = leaf
             match.path.append(leaf)
             match.length = length
@@ -200,7 +201,7 @@ class RadixCache:
         """
         parent = node.parent
         assert parent is not None
-        upper = Node(node.namespace, node.data[: 4 * at], {}, parent)
+        upper = self.node_type(node.namespace, node.data[: 4 * at], {}, parent)
         upper.handles = {name: handles[:at].copy() for name, handles in node.handles.items()}
         upper.locks, upper.last_access, upper.hits = node.locks, node.last_access, node.hits
         upper.pins, upper.reach = node.pins, node.reach

@@ -34,6 +34,30 @@ class ModelConfig(Record, frozen=True, kw_only=True):
     """What the model gives: text, a vector, logits of classes, or one logit for a pair of texts."""
 
 
+class HiCacheConfig(Record, frozen=True, kw_only=True):
+    """The tiers below the device's memory."""
+
+    host_tokens: int
+    """KV slots in host memory."""
+    write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
+    io_backend: Literal["kernel", "direct"] = "kernel"
+    mem_layout: Literal["layer_first", "page_first", "page_first_direct"] = "page_first"
+    storage_backend: str | None = None
+    storage_options: dict[str, object] = {}
+    storage_page: int = 64
+    """Tokens of one storage page, a multiple of the page size."""
+    prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
+    prefetch_threshold: int = 256
+    """Tokens that the storage must hold beyond host and device before they are read."""
+    prefetch_timeout_base: float = 1.0
+    """Seconds a request waits for the storage under ``timeout``, however little it asks for."""
+    prefetch_timeout_per_ki_token: float = 0.25
+    """And per 1,024 tokens on top."""
+    prefetch_retry_interval: int = 8
+    """Scheduler rounds between two attempts to find host memory for what was read."""
+    prefetch_retry_attempts: int = 8
+
+
 class SchedulerConfig(Record, frozen=True, kw_only=True):
     policy: str = "fcfs"
     max_running_requests: int = 64
@@ -49,6 +73,8 @@ class SchedulerConfig(Record, frozen=True, kw_only=True):
     eviction_options: dict[str, int] = {}
     cache_pin_budget: int = 0
     """KV slots that pins may hold together; 0: nothing can be pinned."""
+    hicache: HiCacheConfig | None = None
+    """None: cached KV lies on the device only."""
     overlap: bool = True
     consecutive_prefill_overlap: bool = True
     """Off: the result of a prefill is applied before another prefill is planned."""

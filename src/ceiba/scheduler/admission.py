@@ -17,6 +17,7 @@ from ceiba.config.records import SchedulerConfig
 from ceiba.core.step import RowOpen
 from ceiba.scheduler.budget import CLIP_NEW_TOKENS, NewTokenRatio, PrefillBudget
 from ceiba.scheduler.fair import FairShare
+from ceiba.scheduler.hicache import HiCache
 from ceiba.scheduler.output import report_interval
 from ceiba.scheduler.policy import SHORT_SHARE, Matches, Policy, TwinPrefills, View
 from ceiba.scheduler.request import Request
@@ -55,6 +56,8 @@ class Admission:
         self.leases = leases
         self.counters = counters
         self.fair = fair
+        self.hicache: HiCache | None = None
+        """Set where cached KV may lie in lower tiers."""
         self.matches = Matches(leases.cache)
         self._view = View(queue, self.matches, rows, counters)
         self.ratio = NewTokenRatio(config.conservativeness)
@@ -122,7 +125,7 @@ class Admission:
             row = self.partial.row
             total += self.leases.shortfall(row, int(self.rows.known[row] - self.leases.launched[row]))
             total += self.future(self.partial)
-        return total
+        return total if self.hicache is None else total + self.hicache.reserved()
 
     def expected(self, request: Request) -> int:
         """What ``reserved`` counts for one request that has a row."""
@@ -183,7 +186,7 @@ class Admission:
         return PrefillSegment(row, start, length, last, slots)
 
     def _admit(self, now: float, budget: PrefillBudget, segments: list[PrefillSegment], opened: list[RowOpen]) -> None:
-        page = self.leases.page_size
+        page, tiers = self.leases.page_size, self.hicache
         promised = self.reserved()
         held = 0
         due = False
@@ -191,26 +194,32 @@ class Admission:
         for request in self.order():
             if self.rows.num_free <= held or budget.tokens <= 0:
                 break
-            if request.compiling:
+            if request.compiling or (tiers is not None and tiers.fetching(request, now)):
                 continue
+            own = 0 if tiers is None else tiers.reserved_for(request)
             match = self.matches.of(request)
             total = len(request.tokens)
             prompt = ceil_page(total - match.length, page)
             future = self.future(request)
-            room = self.leases.available - match.unlocked - promised
+            room = self.leases.available - match.unlocked - promised + own
             first = self.twins.must_wait(request, match.length)
             if first is not None:
                 request.held_for = first.rid
                 held += 1
                 due = due or first is not self.partial
-                promised += prompt + future  # those behind it must not take what it needs next round
+                promised += prompt + future - own  # those behind it must not take what it needs next round
                 continue
             alone = self.rows.num_used == 0
             if prompt + future > room and not alone:
                 break
             while alone and (short := prompt + match.unlocked - self.leases.available) > 0:
-                if not self.leases.pins.give_way(short):
+                if not ((tiers is not None and tiers.give_way(short, request)) or self.leases.pins.give_way(short)):
                     break
+            coming = None if tiers is None else tiers.loading(request, match, now)
+            if coming is not None:
+                held += 1
+                promised += coming - own
+                continue
             # Nobody who overtakes a held request may become the partly prefilled one: it would come first next round.
             length = budget.take(total - match.length, may_cut=self.partial is None and not held)
             if length <= 0:
@@ -220,7 +229,7 @@ class Admission:
             self.twins.started(request)
             opened.append(self._open(request, match, now))
             segments.append(self._launch(request, match.length, length, budget))
-            promised += future
+            promised += future - own
             if self.partial is request:
                 promised += self.leases.shortfall(request.row, total - match.length - length)
                 break
@@ -235,9 +244,11 @@ class Admission:
         prefix = self.leases.open(row, match, hit=not request.retractions)
         if self.fair is not None:
             self.fair.admitted(request, len(request.tokens) - match.length)
+        tiers = {} if self.hicache is None else self.hicache.admitted(request, min(match.length, request.prompt_len))
         if request.admitted_at is None:
             request.admitted_at = now
             request.cached_tokens = min(match.length, request.prompt_len)
+            request.cached_by_tier = tiers
             self.counters.admitted(request)
         return RowOpen(
             row=row,
@@ -254,6 +265,8 @@ class Admission:
         """``request`` left the batch, by whatever way."""
         request.match_memo = None
         self.twins.settled(request)
+        if self.hicache is not None:
+            self.hicache.forget(request)
         if self.partial is request:
             self.partial = None
 

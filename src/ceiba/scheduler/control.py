@@ -69,6 +69,8 @@ class Controls:
                 f"the cache can be flushed only when nothing runs; now {scheduler.rows.num_used} requests run and "
                 f"{len(scheduler.queue)} wait"
             )
+        if scheduler.hicache is not None:
+            scheduler.hicache.drain()
         flushed = scheduler.leases.flush()
         scheduler.history.clear()
         log.info("Cache flushed. #token: %d", flushed)

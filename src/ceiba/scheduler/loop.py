@@ -22,16 +22,19 @@ from ceiba.cache.lease import LeaseTable
 from ceiba.cache.none import NoCache
 from ceiba.cache.pins import PinBoard
 from ceiba.cache.radix import RadixCache
+from ceiba.cache.tiers import TieredCache
 from ceiba.config.records import SchedulerConfig
 from ceiba.core.errors import CeibaError
 from ceiba.core.messages import Abort, Control, DetokOpen, Finish, Generate, Heartbeat, ToScheduler, bytes_to_ids
 from ceiba.core.ports import SchedulerPort
 from ceiba.core.step import Runner, StepPlan, TokenMasks
+from ceiba.core.tiers import TierIO
 from ceiba.scheduler.admission import Admission
 from ceiba.scheduler.control import Controls
 from ceiba.scheduler.fair import FairShare
 from ceiba.scheduler.grammar import Compiling, GrammarProvider
 from ceiba.scheduler.heartbeat import INTERVAL, Beat, HeartbeatThread
+from ceiba.scheduler.hicache import HiCache
 from ceiba.scheduler.intake import Intake
 from ceiba.scheduler.output import Outbox
 from ceiba.scheduler.planner import NeedResult, Planner
@@ -51,6 +54,8 @@ IDLE_WAIT = 0.25
 STALL_ROUNDS = 100
 """Rounds without work although requests wait, after which the loop says so and stops spinning."""
 STALL_WAIT = 0.05
+TRANSFER_WAIT = 0.001
+"""Seconds to sleep on the mailbox while all that is to do is done by transfers."""
 COMPILE_WAIT = 0.002
 """Seconds to sleep on the mailbox when all that is left waits for a grammar."""
 
@@ -65,6 +70,7 @@ class Scheduler:
         port: SchedulerPort,
         clock: Callable[[], float] = time.monotonic,
         grammar: GrammarProvider | None = None,
+        tiers: TierIO | None = None,
     ) -> None:
         info = runner.info
         self.config = config
@@ -74,10 +80,7 @@ class Scheduler:
         self.depth = 1 if config.overlap else 0
         page = info.page_size
         self.history = EvictionHistory(clock)
-        eviction = make_eviction(config.radix_eviction_policy, config.eviction_options)
-        cache: PrefixCache = (
-            NoCache(page) if config.disable_radix_cache else RadixCache(page, eviction, history=self.history)
-        )
+        cache = self._make_cache(page, tiers)
         allocator = SlotAllocator(info.num_slots, page)
         self.intake = Intake(config, info, allocator.total, grammar)
         self.grammar = grammar
@@ -92,6 +95,10 @@ class Scheduler:
         self.admission = Admission(
             config, make_policy(config), self.queue, self.rows, self.leases, self.counters, self.fair
         )
+        self.hicache: HiCache | None = None
+        if isinstance(cache, TieredCache) and config.hicache is not None:
+            self.hicache = HiCache(config.hicache, cache, self.leases, self.admission.future, clock)
+            self.admission.hicache = self.hicache
         self.planner = Planner(config, self.admission)
         self.outbox = Outbox(self.rows, config.stream_interval)
         self.results = Results(self.admission, self.outbox, info.eos_ids)
@@ -142,6 +149,8 @@ class Scheduler:
         now = self.clock()
         self._expire(now)
         self.leases.pins.expire(now)
+        if self.hicache is not None:
+            self.hicache.poll(now)
         for request, error in self.compiling.settle():
             self._end(request, Finish(kind="error", message=error.message, status=error.status))
         plan = self._plan(now)
@@ -161,7 +170,8 @@ class Scheduler:
 
     def stats(self) -> dict[str, float]:
         """Gauges and totals for metrics and /server_info."""
-        return {**self.gauges.read(), "num_grammar_queue_reqs": float(len(self.compiling))}
+        tiers = {} if self.hicache is None else self.hicache.stats()
+        return {**self.gauges.read(), **tiers, "num_grammar_queue_reqs": float(len(self.compiling))}
 
     def abort(self, rids: list[str], *, reason: str, message: str) -> None:
         """End these requests in whatever state they are. With reason ``stop`` the detokenizer has reported the end."""
@@ -183,6 +193,12 @@ class Scheduler:
     def _receive(self, wait: float) -> list[ToScheduler]:
         if len(self.compiling) == len(self._requests) > 0 and not self._flights:
             return self.port.receive(COMPILE_WAIT)
+        tiers = self.hicache
+        if tiers is not None:
+            if not self._flights and tiers.waiting == len(self._requests) > 0:
+                return self.port.receive(TRANSFER_WAIT)
+            if self.idle and tiers.busy:
+                return self.port.receive(min(wait, TRANSFER_WAIT))
         if not self.idle:
             return self.port.receive(STALL_WAIT if self._stalled > STALL_ROUNDS else 0.0)
         before = self.clock()
@@ -222,6 +238,8 @@ class Scheduler:
             return
         self._requests[request.rid] = request
         self.admission.add(request)
+        if self.hicache is not None:
+            self.hicache.arrived(request, self.clock())
         if ticket is not None:
             self.compiling.add(request, ticket)
 
@@ -263,8 +281,11 @@ class Scheduler:
             assert flight.result is not None
             output = flight.result.wait()
             now = self.clock()
-            self.counters.forward_seconds += now - max(flight.launched_at, self._device_free_at)
+            seconds = now - max(flight.launched_at, self._device_free_at)
+            self.counters.forward_seconds += seconds
             self._device_free_at = now
+            if self.hicache is not None and flight.plan.num_prefill == flight.plan.num_segments:
+                self.hicache.cost.computed(flight.plan.num_tokens, seconds)
             for request, finish in self.results.apply(flight, output):
                 self._end(request, finish)
 
@@ -312,7 +333,8 @@ class Scheduler:
 
     def _finish_round(self, busy: bool) -> None:
         self._last_round = self.clock()
-        self._stalled = 0 if busy or len(self.compiling) == len(self._requests) else self._stalled + 1
+        excused = len(self.compiling) == len(self._requests) or (self.hicache is not None and self.hicache.waiting > 0)
+        self._stalled = 0 if busy or excused else self._stalled + 1
         if self._stalled == STALL_ROUNDS:
             log.error("requests wait and none is admitted (an engine fault): %s", self.admission.describe())
         if self.idle:
@@ -321,6 +343,16 @@ class Scheduler:
         if self._own_beats and self._last_round - self._last_beat >= INTERVAL:
             self._last_beat = self._last_round
             self.port.to_front(self.heartbeat())
+
+    def _make_cache(self, page: int, tiers: TierIO | None) -> PrefixCache:
+        config = self.config
+        if config.disable_radix_cache:
+            return NoCache(page)
+        eviction = make_eviction(config.radix_eviction_policy, config.eviction_options)
+        if config.hicache is None or tiers is None:
+            return RadixCache(page, eviction, history=self.history)
+        write_back = config.hicache.write_policy == "write_back"
+        return TieredCache(tiers, page, eviction, self.history, write_back=write_back)
 
     def _prefills_apart(self, flight: Flight) -> bool:
         if self.config.consecutive_prefill_overlap or not flight.plan.num_prefill:

@@ -145,6 +145,7 @@ class Outbox:
             cached_tokens=request.cached_tokens,
             completion_tokens=completion_tokens,
             queue_time=waited,
-            cached_by_tier={"device": request.cached_tokens} if request.cached_tokens else {},
+            cached_by_tier=request.cached_by_tier
+            or ({"device": request.cached_tokens} if request.cached_tokens else {}),
             pinned_tokens=request.pinned_tokens,
         )

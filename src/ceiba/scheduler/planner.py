@@ -106,7 +106,8 @@ class Planner:
             raise NeedResult
         request = self.admission.partial
         assert request is not None
-        if not self.leases.pins.give_way(self.leases.page_size):
+        page, tiers = self.leases.page_size, self.admission.hicache
+        if not ((tiers is not None and tiers.give_way(page)) or self.leases.pins.give_way(page)):
             self.retractor.retract(request)
             self.admission.queue.add_front([request])
         segments, opened = self.admission.select(now, 0)

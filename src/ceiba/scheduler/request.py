@@ -76,6 +76,8 @@ class Request:
     row: int = -1
     cached_tokens: int = 0
     """Prompt tokens the cache held at the first admission."""
+    cached_by_tier: dict[str, int] = field(default_factory=dict)
+    """Where those lay, if not all on the device."""
     pinned_tokens: int = 0
     prefill_mark: int = 0
     """Prefill tokens that had been processed when it came."""

@@ -49,6 +49,8 @@ class Retractor:
         """
         admission = self._admission
         rows, leases = admission.rows, admission.leases
+        while not self._enough(after=False) and self._waiting_give_way():
+            pass
         produced = {request.rid: int(rows.known[request.row]) - request.prompt_len for request in rows.live()}
         victims = sorted(rows.live(), key=lambda request: self._key(request, produced[request.rid]))
         retracted: list[Request] = []
@@ -81,6 +83,11 @@ class Retractor:
         admission.rows.close(row, State.QUEUED)
         admission.forget(request)
         request.retractions += 1
+
+    def _waiting_give_way(self) -> bool:
+        """Take back what requests that have no row yet brought from lower tiers."""
+        tiers = self._admission.hicache
+        return tiers is not None and tiers.give_way(self._admission.leases.page_size)
 
     def _enough(self, *, after: bool) -> bool:
         rows, leases = self._admission.rows, self._admission.leases
