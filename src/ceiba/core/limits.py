@@ -11,6 +11,14 @@ HEADER_SECONDS: Final = 30.0
 """From the first byte of a request, or from connecting, to the end of its headers."""
 BODY_STALL_SECONDS: Final = 60.0
 """Between two pieces of one request body."""
+BODY_BYTES_PER_SECOND: Final = 64 << 10
+"""What a body must come at on average, once BODY_STALL_SECONDS are over."""
+MAX_BODIES_BYTES: Final = 512 << 20
+"""Request bodies in memory over all connections, beyond the first SMALL_BODY_BYTES of each."""
+SMALL_BODY_BYTES: Final = 256 << 10
+"""Of each body, not counted: ordinary requests pass however many large ones are about."""
+MAX_PIPELINED_BYTES: Final = 1 << 20
+"""Sent on one connection behind requests that have not been answered yet."""
 MAX_JSON_DEPTH: Final = 64
 MAX_N: Final = 128
 """Choices of one request (n, best_of)."""
