@@ -114,6 +114,8 @@ def test_errors_name_the_field(engine):
         engine.generate(PROMPT, GREEDY, nonsense=1)
     with pytest.raises(BadRequest, match="embedding"):
         engine.encode("x")
+    with pytest.raises(BadRequest, match="logit_bias"):
+        engine.generate(PROMPT, {**GREEDY, "logit_bias": {10**9: 1.0}})
     with pytest.raises(ConfigError):
         ceiba.Engine(no_such_flag=1)
     with pytest.raises(ConfigError):

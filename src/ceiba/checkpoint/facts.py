@@ -9,6 +9,7 @@ from ceiba.config.records import ModelFacts
 from ceiba.core.errors import CheckpointError
 
 _LIMIT: Final = 1 << 30
+_MAX_LABELS: Final = 100_000
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _NOT_GENERATION: Final = (
     "ForSequenceClassification",
@@ -91,6 +92,7 @@ def facts_from_config(
         quantized=quantized,
         is_generation=is_generation(architectures[0]),
         num_labels=_labels(config),
+        labels=_label_names(config),
     )
 
 
@@ -105,6 +107,15 @@ def _labels(config: dict[str, Any]) -> int:
     if isinstance(names, dict) and names:
         return len(names)
     return count if type(count) is int and 1 <= count <= _LIMIT else 2
+
+
+def _label_names(config: dict[str, Any]) -> tuple[str, ...]:
+    """In order of their ids 0..n-1; empty for a table that is not one of names."""
+    names = config.get("id2label")
+    if not isinstance(names, dict) or len(names) > _MAX_LABELS:
+        return ()
+    ordered = [names.get(str(i), names.get(i)) for i in range(len(names))]
+    return tuple(n for n in ordered if isinstance(n, str)) if all(isinstance(n, str) for n in ordered) else ()
 
 
 def _context(number: Any, config: dict[str, Any]) -> int:

@@ -32,6 +32,8 @@ class ModelConfig(Record, frozen=True, kw_only=True):
     skip_tokenizer: bool = False
     task: Literal["generate", "embed", "classify", "rerank"] = "generate"
     """What the model gives: text, a vector, logits of classes, or one logit for a pair of texts."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes, in order; empty where the checkpoint has none."""
 
 
 class HiCacheConfig(Record, frozen=True, kw_only=True):
@@ -212,6 +214,8 @@ class ModelFacts(Record, frozen=True, kw_only=True):
     is_generation: bool = True
     num_labels: int = 2
     """Classes of a classifier; one: it judges pairs of texts."""
+    labels: tuple[str, ...] = ()
+    """Their names in order, where the config has them."""
 
     @property
     def task(self) -> Literal["generate", "embed", "classify", "rerank"]:

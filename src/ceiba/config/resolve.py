@@ -163,6 +163,7 @@ def _model(work: _Work, path: str, name: str | None, dtype: Dtype, context: int)
     return ModelConfig(
         path=path,
         task=model.task,
+        labels=model.labels,
         name=flags.get("served_model_name") or name or flags.get("model_path") or path,
         tokenizer_path=flags.get("tokenizer_path") or path,
         load_format=flags.get("load_format"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from ceiba.core.errors import CeibaError
 from ceiba.core.sampling import LogprobSpec, SamplingParams
 
 
@@ -138,6 +139,16 @@ class Finish(Wire):
     """For ``abort`` and ``error``: what to tell the client."""
     status: int = 0
     """HTTP status for ``error`` and ``abort`` (0: not an error)."""
+    param: str = ""
+    """For ``error``: the request's field at fault, by its native name."""
+    code: str = ""
+    """For ``error``: its machine-readable name."""
+
+    @classmethod
+    def of(cls, error: CeibaError) -> Finish:
+        """The end of a choice that failed with ``error``."""
+        text, param, code = error.message, error.param or "", error.code or ""
+        return cls(kind="error", message=text, status=error.status, param=param, code=code)
 
 
 class Usage(Wire):

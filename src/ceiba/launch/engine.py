@@ -137,13 +137,31 @@ class Engine:
 
         return self._run(self.front.decode([np.asarray(ids, np.int32)], skip_special_tokens))[0]
 
-    def encode(self, *args: Any, **kwargs: Any) -> Any:
-        """Embeddings. Raises BadRequest: the models that work here generate."""
-        raise BadRequest(
-            f"encode: {self.config.model.name} generates text, and embedding models are not available yet. "
-            "For token ids use tokenize().",
-            code="not_available",
-        )
+    def encode(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """The vector of each text as the model gives it, as /encode answers: {embedding, meta_info}, a list for a list.
+
+        Of an embedding model or a classifier (its logits). Raises BadRequest on a model that generates; for token ids
+        there is ``tokenize``.
+        """
+        return self._run(self._encoded(prompt, input_ids))
+
+    async def async_encode(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """``encode`` for a running event loop."""
+        return await self._await(self._encoded(prompt, input_ids))
+
+    def rerank(self, query: str, documents: Sequence[str], top_n: int | None = None) -> list[dict[str, Any]]:
+        """[{score, index, document}], best first, of a cross-encoder; as /v1/rerank answers."""
+        from ceiba.server.embeddings import RerankRequest, rerank
+
+        return self._run(rerank(RerankRequest(query=query, documents=list(documents), top_n=top_n), self.front))
 
     def flush_cache(self) -> Any:
         """Empty the prefix cache. Raises EngineFault while requests run."""
@@ -278,6 +296,12 @@ class Engine:
         finally:
             if not self._closed:
                 await self._await(iterator.close())
+
+    async def _encoded(self, prompt: Any, input_ids: Any) -> Any:
+        from ceiba.server.embeddings import EncodeRequest, encode
+
+        given = {"text": _plain(prompt), "input_ids": _plain(input_ids)}
+        return await encode(_converted(given, EncodeRequest, "encode"), self.front)
 
     async def _native(self, body: dict[str, Any]) -> Any:
         opened = _Opened(self.front, body)
@@ -425,9 +449,11 @@ def _body(prompt: Any, sampling: Any, input_ids: Any, stream: bool, fields: dict
 
 
 def _plain(value: Any) -> Any:
-    """Arrays, tensors and tuples of ids as the lists that JSON would hold."""
+    """Arrays, tensors, tuples and numbers as keys (of logit_bias) as JSON would hold them."""
     if hasattr(value, "tolist"):
         return value.tolist()
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value] if value and not isinstance(value[0], int | str) else list(value)
     return value

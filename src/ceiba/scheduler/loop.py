@@ -152,7 +152,7 @@ class Scheduler:
         if self.hicache is not None:
             self.hicache.poll(now)
         for request, error in self.compiling.settle():
-            self._end(request, Finish(kind="error", message=error.message, status=error.status))
+            self._end(request, Finish.of(error))
         plan = self._plan(now)
         self._left_waiting = len(self.queue) > 0
         busy = plan is not None or bool(self._flights)
@@ -233,7 +233,7 @@ class Scheduler:
         except CeibaError as error:
             self.counters.requests_rejected += 1
             opening = DetokOpen(rid=message.rid, stream=message.stream, sampling=message.sampling)
-            finish = Finish(kind="error", message=error.message, status=error.status)
+            finish = Finish.of(error)
             self.outbox.refuse(opening, finish, len(bytes_to_ids(message.input_ids)))
             return
         self._requests[request.rid] = request

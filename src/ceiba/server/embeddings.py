@@ -19,7 +19,6 @@ from ceiba.core import limits
 from ceiba.core.errors import BadRequest
 from ceiba.server.auth import Access
 from ceiba.server.decode import decode, read
-from ceiba.server.errors import NotImplementedHere
 from ceiba.server.front import Front
 from ceiba.server.openai.completions import prompts_of
 from ceiba.server.openapi import Operation
@@ -135,9 +134,9 @@ _NEEDS = {
 
 
 def need(front: Front, *tasks: str) -> None:
-    """Raises NotImplementedHere where the model is of another kind."""
+    """Raises BadRequest where the model is of another kind."""
     if front.config.model.task not in tasks:
-        raise NotImplementedHere(
+        raise BadRequest(
             f"this needs {_NEEDS[tasks[0]]}; the loaded model gives "
             f"{'text' if front.config.model.task == 'generate' else front.config.model.task}.",
             code="not_available",
@@ -205,7 +204,8 @@ async def classify(body: ClassifyRequest, front: Front) -> dict[str, Any]:
     for i, logits in enumerate(await front.pool.run([(x, 0) for x in ids])):
         weights = np.exp(logits.astype(np.float64) - logits.max())
         probs = (weights / weights.sum()).tolist()
-        label = f"LABEL_{int(np.argmax(logits))}"
+        best, names = int(np.argmax(logits)), front.config.model.labels
+        label = names[best] if best < len(names) else f"LABEL_{best}"
         data.append({"index": i, "label": label, "probs": probs, "num_classes": len(probs)})
     return _listed(body.model, front, data, ids)
 
@@ -237,14 +237,18 @@ async def rerank(body: RerankRequest, front: Front) -> list[dict[str, Any]]:
     texts = [d for d in documents if isinstance(d, str)]
     if len(texts) != len(documents):
         raise BadRequest("documents must be texts, or objects with a text.", param="documents")
-    query = (await encoded(front, body.query, "query", False))[0]
-    seconds = await front.encode_texts(texts, add_special_tokens=False)
-    end = np.asarray(getattr(front.tokenizer, "suffix_ids", ()), np.int32)
+    if not body.query:
+        raise BadRequest("query is empty: give at least one character.", param="query")
+    query, *seconds = await front.encode_texts([body.query, *texts], add_special_tokens=False)
+    begin, middle, end = (
+        np.asarray(getattr(front.tokenizer, name, ()), np.int32) for name in ("prefix_ids", "middle_ids", "suffix_ids")
+    )
+    first = np.concatenate([begin, query, middle]).astype(np.int32)
     pairs = []
     for second in seconds:
-        tail = np.concatenate([np.asarray(second, np.int32), end])
-        whole = front.pool.fit(np.concatenate([query, tail]), "documents", front.config.server.allow_auto_truncate)
-        pairs.append((whole, max(1, len(whole) - len(query))))
+        whole = np.concatenate([first, second, end]).astype(np.int32)
+        whole = front.pool.fit(whole, "documents", front.config.server.allow_auto_truncate)
+        pairs.append((whole, max(1, len(whole) - len(first))))
     logits = [float(v[-1]) for v in await front.pool.run(pairs)]
     scores = [1.0 / (1.0 + float(np.exp(-x))) for x in logits]
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]

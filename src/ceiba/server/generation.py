@@ -24,16 +24,14 @@ def failed(finish: Finish) -> bool:
     return finish.status != 0 or finish.kind == "error"
 
 
-def fault(finish: Finish) -> CeibaError:
-    """The error that a failed choice means for its client."""
+def fault(finish: Finish, name: Callable[[str], str] = str) -> CeibaError:
+    """The error that a failed choice means for its client; ``name``: what its protocol calls a native field."""
     message = finish.message or "the engine ended this request without saying why."
+    param, code = name(finish.param) if finish.param else None, finish.code or None
     if finish.status == 503:
         return Overloaded(message)
-    if finish.status == 504:
-        return DeadlineExceeded(message)
-    if finish.status == 400:
-        return BadRequest(message)
-    return EngineFault(message)
+    kinds: dict[int, type[CeibaError]] = {504: DeadlineExceeded, 400: BadRequest}
+    return kinds.get(finish.status, EngineFault)(message, param=param, code=code)
 
 
 class Generation:
@@ -75,7 +73,7 @@ class Generation:
         if finish is not None:
             self.open.discard(chunk.index)
             if failed(finish):
-                self.fail(fault(finish))
+                self.fail(fault(finish, self.request.name))
         self._wake()
 
     def fail(self, error: CeibaError) -> None:

@@ -74,7 +74,7 @@ def engine_request(body: GenerateRequest, front: Front, headers: Headers) -> tup
         cache_salt=body.cache_salt,
         priority=body.priority,
         routing_key=routing_key(body.routing_key, headers),
-        names={"prompt": name, "seed": "sampling_seed"},
+        names={"prompt": name, "seed": "sampling_seed", **(structured.names(fields[0]) if count == 1 else {})},
     )
     return request, batch or any(entry.n > 1 for entry in inputs)
 

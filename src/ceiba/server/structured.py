@@ -13,6 +13,7 @@ from ceiba.grammar import fields
 from ceiba.grammar.base import Constraint, Kind
 from ceiba.server.front import Front
 
+_FIELDS = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "response_format", "text.format")
 FORMATS = "text, json_object, json_schema, structural_tag"
 
 
@@ -22,7 +23,7 @@ def sampling_fields(body: Any, front: Front) -> dict[str, str]:
     Raises BadRequest for more than one constraint, for one that no backend can serve, and where there is no backend.
     """
     found: list[tuple[str, Constraint]] = []
-    for name in ("json_schema", "regex", "ebnf", "structural_tag", "choice", "response_format"):
+    for name in _FIELDS:
         value = getattr(body, name, None)
         if value is None:
             continue
@@ -46,9 +47,20 @@ def sampling_fields(body: Any, front: Front) -> dict[str, str]:
     return {constraint.kind: constraint.text}
 
 
+def names(body: Any) -> dict[str, str]:
+    """What ``body`` calls the constraint that it has: native field -> the place in the body, for errors that come
+    when the grammar is compiled."""
+    for name in _FIELDS:
+        value = getattr(body, name, None)
+        read = None if value is None else _constraint(name, value)
+        if read is not None:
+            return {read[1].kind: read[0]}
+    return {}
+
+
 def _constraint(name: str, value: Any) -> tuple[str, Constraint] | None:
-    if name == "response_format":
-        return _response_format(value)
+    if name in {"response_format", "text.format"}:
+        return _response_format(value, name)
     if name == "choice":
         return name, Constraint("regex", fields.choice_regex(value))
     if name in {"json_schema", "structural_tag"}:
@@ -59,9 +71,9 @@ def _constraint(name: str, value: Any) -> tuple[str, Constraint] | None:
     return name, Constraint("regex" if name == "regex" else "ebnf", value)
 
 
-def _response_format(value: Any) -> tuple[str, Constraint] | None:
-    """OpenAI's field. ``strict`` changes nothing: a schema is always kept."""
-    param = "response_format"
+def _response_format(value: Any, param: str) -> tuple[str, Constraint] | None:
+    """OpenAI's field, and that of its responses, which holds the schema itself. ``strict`` changes nothing: a schema is
+    always kept."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":
         return None
@@ -71,12 +83,11 @@ def _response_format(value: Any) -> tuple[str, Constraint] | None:
         return param, Constraint("structural_tag", fields.as_text(value, param))
     if kind != "json_schema":
         raise BadRequest(f"{param}.type must be one of {FORMATS}.", param=f"{param}.type")
-    given = value.get("json_schema")
+    place = param if param == "text.format" else f"{param}.json_schema"
+    given = value if param == "text.format" else value.get("json_schema")
     if not isinstance(given, dict):
-        raise BadRequest(
-            f"{param}.json_schema must be an object with a name and a schema.", param=f"{param}.json_schema"
-        )
-    where = f"{param}.json_schema.schema"
+        raise BadRequest(f"{place} must be an object with a name and a schema.", param=place)
+    where = f"{place}.schema"
     schema = given.get("schema", given.get("schema_"))
     if schema is None:
         raise BadRequest(f"{where} is missing.", param=where)

@@ -57,6 +57,7 @@ class _Parts:
     bos_id: int | None
     eos_id: int | None
     named: dict[str, str] = field(default_factory=dict)
+    middle: tuple[int, ...] | None = None
 
 
 class Tokenizer:
@@ -69,6 +70,8 @@ class Tokenizer:
         self._tokens = parts.tokens
         self._prefix = parts.prefix
         self._suffix = parts.suffix
+        self.middle_ids = parts.suffix if parts.middle is None else parts.middle
+        """What stands between the two texts of a pair, whose ends are ``prefix_ids`` and ``suffix_ids``."""
         self._tables: dict[bool, ByteTable] = {}
         self._bytes: list[bytes] | None = None
         self.kind = parts.kind
@@ -362,7 +365,8 @@ def _from_json(source: TokenizerSource) -> _Parts:
     for role, token_id in (("bos_token", bos), ("eos_token", eos)):
         if token_id is not None and 0 <= token_id < len(tokens):
             named.setdefault(role, tokens[token_id])
-    return _Parts(backend, kind, tokens, control, added, space_prefix, prefix, suffix, bos, eos, named)
+    middle = _middle(backend, prefix, suffix)
+    return _Parts(backend, kind, tokens, control, added, space_prefix, prefix, suffix, bos, eos, named, middle)
 
 
 def _decoder_kind(decoder: dict[str, Any] | None) -> tuple[str, bool]:
@@ -393,6 +397,18 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(content, str):
             named[key] = content
     return named
+
+
+def _middle(backend: Backend, prefix: tuple[int, ...], suffix: tuple[int, ...]) -> tuple[int, ...] | None:
+    """What the post-processor puts between the texts of a pair; None where it makes nothing of pairs."""
+    inner = backend.encode("a", add_special_tokens=False).ids
+    whole = backend.encode("a", "a", add_special_tokens=True).ids
+    rest = len(whole) - 2 * len(inner) - len(prefix) - len(suffix)
+    if rest <= 0:
+        return None
+    start = len(prefix) + len(inner)
+    middle = whole[start : start + rest]
+    return tuple(middle) if [*prefix, *inner, *middle, *inner, *suffix] == whole else None
 
 
 def _ends(

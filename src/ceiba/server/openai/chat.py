@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 
 from ceiba.core.errors import BadRequest
 from ceiba.core.sampling import LogprobSpec
+from ceiba.server import structured
 from ceiba.server.choices import Choice, Delta
 from ceiba.server.conversation import Chat, check_effort, conversation, engine_request, template_variables
 from ceiba.server.front import Front
@@ -55,7 +56,7 @@ def request_of(body: ChatRequest, front: Front, headers: Headers) -> EngineReque
         logprob=LogprobSpec(output=bool(body.logprobs), top=body.top_logprobs or 0),
         n=1 if body.n is None else body.n,
         length=rule,
-        names=names,
+        names=names | structured.names(body),
     )
     return engine_request(
         chat,

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from ceiba.core import limits
 from ceiba.core.errors import BadRequest
 from ceiba.core.sampling import LogprobSpec
-from ceiba.server import validate
+from ceiba.server import structured, validate
 from ceiba.server.choices import Choice, Delta, Positions, join
 from ceiba.server.front import Front
 from ceiba.server.logprobs import LegacyLogprobs, TokenTexts
@@ -84,7 +84,7 @@ def engine_request(body: CompletionRequest, front: Front, headers: Headers) -> E
         cache_salt=body.cache_salt,
         priority=body.priority,
         routing_key=translate.routing_key(body.routing_key, headers),
-        names={**NAMES, "n": "best_of"} if body.best_of is not None else NAMES,
+        names={**NAMES, **({"n": "best_of"} if body.best_of is not None else {}), **structured.names(body)},
     )
 
 

@@ -73,7 +73,7 @@ def chat_of(body: ResponsesRequest, front: Front, history: list[Item]) -> Chat:
         sampling=sampling,
         logprob=LogprobSpec(output=wanted, top=body.top_logprobs or 0),
         length="fill" if filled else "exact",
-        names=dict(NAMES),
+        names={**NAMES, "json_schema": "text.format.schema"},
     )
 
 
@@ -92,10 +92,7 @@ def _sampling(body: ResponsesRequest, front: Front) -> tuple[SamplingParams, boo
         if shape.verbosity not in {None, "medium"}:
             raise BadRequest("text.verbosity: no model here obeys it: say it in a message.", param="text.verbosity")
         if shape.format is not None:
-            form = dict(shape.format)
-            if form.get("type") == "json_schema":
-                form = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
-            values.update(structured.sampling_fields(SimpleNamespace(response_format=form), front))
+            values.update(structured.sampling_fields(SimpleNamespace(**{"text.format": shape.format}), front))
     return SamplingParams(**values), longest is None
 
 
