@@ -111,6 +111,9 @@ class Dead:
     def rollback(self, count):
         self.accepted -= count
 
+    def forced_tokens(self):
+        return []
+
 
 class DeadTicket:
     def ready(self):

@@ -101,6 +101,8 @@ class SchedulerConfig(Record, frozen=True, kw_only=True):
     prefill_decode_interval: int = 0
     """Decode steps between two prefill steps, while enough requests decode."""
     prefill_decode_interval_min_bs: int = 0
+    jump_forward: bool = True
+    """Whether tokens that a grammar forces are computed together instead of one a step."""
     random_seed: int = 0
     in_batch_check_threshold: int = 32
     in_batch_deprioritize_threshold: int = 32

@@ -409,6 +409,7 @@ def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
         fair_share_weights=weights,
         prefill_decode_interval=flags.get("prefill_decode_interval") or 0,
         prefill_decode_interval_min_bs=flags.get("prefill_decode_interval_min_bs"),
+        jump_forward=not flags.get("disable_jump_forward"),
         random_seed=flags.get("random_seed") or 0,
         in_batch_check_threshold=32 if check is None else check,
         in_batch_deprioritize_threshold=32 if deprioritize is None else deprioritize,

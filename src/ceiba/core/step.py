@@ -60,6 +60,10 @@ class PrefixGroup:
 class StepPlan:
     """One forward pass over B segments: prefill segments first, then decode segments (one token each).
 
+    The last ``num_jumps`` prefill segments are of rows that decode: each begins with the token that its row sampled
+    last, and the others, which a grammar forced, are output that was not sampled. They count for penalties and for the
+    position of noise as if they were.
+
     Segment i computes positions [starts[i], starts[i] + lengths[i]) of row rows[i]; its tokens and the KV slots that
     receive them lie back to back in ``tokens`` and ``slots``. The runner appends the slots to the row's slot table.
     """
@@ -80,6 +84,12 @@ class StepPlan:
     positions: Int32 | None = None
     """[3, T] for mrope; None means starts + offset."""
     groups: list[PrefixGroup] = field(default_factory=list)
+    num_jumps: int = 0
+
+    @property
+    def jumps(self) -> range:
+        """Indices of the segments that jump."""
+        return range(self.num_prefill - self.num_jumps, self.num_prefill)
 
     @property
     def num_tokens(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ceiba.core.sampling import LogprobSpec, SamplingParams
-from ceiba.core.step import RowOpen
+from ceiba.core.step import RowOpen, StepPlan
 from ceiba.memory.zeros import lazy_zeros
 from ceiba.runner.noise import signed_seed
 from ceiba.runner.staging import Staging
@@ -121,7 +121,7 @@ class CountTables:
             self._free.append(line)
 
     def add(self, lines: Tensor, tokens: Tensor) -> None:
-        """One more output token of each line; lines and tokens int64 [P], lines distinct."""
+        """One more output token of each line; lines and tokens int64 [P]. A line may come several times."""
         one = torch.ones_like(tokens, dtype=torch.int32)
         self.output.index_put_((lines, tokens), one, accumulate=True)
         self.seen.index_put_((lines, tokens), torch.ones_like(tokens, dtype=torch.bool))
@@ -221,6 +221,19 @@ class Rows:
         self.out_pos.index_add_(0, batch.rows_device, torch.ones_like(tokens))
         if batch.penalties is not None:
             self.counts.add(batch.penalties.counts, tokens.index_select(0, batch.penalties.segments))
+
+    def jump(self, plan: StepPlan) -> None:
+        """Count the tokens of a plan's jumps that no row sampled as output."""
+        first = plan.num_prefill - plan.num_jumps
+        rows, lengths = plan.rows[first : plan.num_prefill], plan.lengths[first : plan.num_prefill]
+        self.out_pos.index_add_(0, self._tensor(rows), self._tensor(lengths - 1))
+        at = int(plan.lengths[:first].sum())
+        for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
+            line = self.counts.line.get(row)
+            if line is not None:
+                tokens = self._tensor(plan.tokens[at + 1 : at + length])
+                self.counts.add(torch.full_like(tokens, line), tokens)
+            at += length
 
     def batch(self, rows: np.ndarray) -> SamplingBatch:
         """How these rows sample; the same object while the same rows come again and none has opened."""

@@ -132,6 +132,8 @@ class ModelRunner:
         if len(plan.closed):
             rows.close(plan.closed.tolist())
         rows.open(plan.opened)
+        if plan.num_jumps:
+            rows.jump(plan)
         if self._device_path is not None:
             launched = self._device_path.forward(plan)
             sampled = plan.rows[plan.samples]

@@ -220,7 +220,11 @@ class FakeRunner:
         row, start, length = int(plan.rows[i]), int(plan.starts[i]), int(plan.lengths[i])
         tokens, slots = plan.tokens[at : at + length], plan.slots[at : at + length]
         known = self._rows[row].opened
-        if not np.array_equal(tokens, known.tokens[start : start + length]):
+        if i in plan.jumps:
+            if tokens[0] != self._last[row] or self._last[row] == FUTURE:
+                raise PlanError(f"row {row} jumps from token {tokens[0]}, and sampled {self._last[row]} last")
+            self._rows[row].produced += length - 1
+        elif not np.array_equal(tokens, known.tokens[start : start + length]):
             raise PlanError(
                 f"row {row}: prefill tokens [{start}, {start + length}) are not the ones it was opened with"
             )
@@ -273,6 +277,9 @@ class FakeRunner:
         lengths = plan.lengths
         if int(lengths.sum()) != len(plan.tokens) or len(plan.tokens) != len(plan.slots) or not len(lengths):
             raise PlanError(f"{len(lengths)} segments of {int(lengths.sum())} tokens, {len(plan.slots)} slots")
+        jumps = slice(plan.num_prefill - plan.num_jumps, plan.num_prefill)
+        if plan.num_jumps > plan.num_prefill or (lengths[jumps] < 2).any() or not plan.samples[jumps].all():
+            raise PlanError("a jump is shorter than two tokens or samples none")
         if (lengths <= 0).any() or (lengths[plan.num_prefill :] != 1).any():
             raise PlanError("a segment is empty or a decode segment is longer than one token")
         if not self.strict:

@@ -33,6 +33,9 @@ class GrammarState(Protocol):
     def rollback(self, count: int) -> None:
         """Take back the last ``count`` accepted tokens, for drafts that were not kept."""
 
+    def forced_tokens(self) -> list[int]:
+        """The tokens that must come next, where there is only one way to go on; often none."""
+
 
 class GrammarTicket(Protocol):
     """A grammar that may still be compiling, on other threads and in other processes."""

@@ -50,6 +50,8 @@ class Intake:
                 "json_schema, regex, ebnf and structural_tag need a grammar backend and none is loaded: "
                 "send the request without them, or start the server with --grammar-backend"
             )
+        # A token that is not sampled has no log-probability.
+        request.jumps = self._config.jump_forward and message.sampling.constrained and not message.logprob.output
         return request
 
     def grammar(self, request: Request) -> GrammarTicket | None:

@@ -27,7 +27,7 @@ from ceiba.config.records import SchedulerConfig
 from ceiba.core.errors import CeibaError
 from ceiba.core.messages import Abort, Control, DetokOpen, Finish, Generate, Heartbeat, ToScheduler, bytes_to_ids
 from ceiba.core.ports import SchedulerPort
-from ceiba.core.step import Runner, StepPlan, TokenMasks
+from ceiba.core.step import Int32, Runner, StepPlan, TokenMasks
 from ceiba.core.tiers import TierIO
 from ceiba.scheduler.admission import Admission
 from ceiba.scheduler.control import Controls
@@ -295,14 +295,29 @@ class Scheduler:
         wanted = rows.constrained[plan.rows] & plan.samples & (rows.epoch[plan.rows] == flight.epochs)
         if not wanted.any():
             return None
-        masked = plan.rows[wanted]
+        masked, at = plan.rows[wanted], (plan.starts + plan.lengths)[wanted]
         bits = np.zeros((len(masked), -(-self.runner.info.vocab_size // 32)), np.int32)
-        requests = [rows.request(row) for row in masked.tolist()]
+        ahead = rows.known[masked] > at
+        if ahead.any():  # forced meanwhile: nothing else may be sampled
+            token = rows.tokens[masked[ahead], at[ahead]].astype(np.int64)
+            bits[ahead, token >> 5] = np.left_shift(1, token & 31).astype(np.uint32).view(np.int32)
+            return self._filled(masked, bits, np.flatnonzero(~ahead))
+        return self._filled(masked, bits, np.arange(len(masked)))
+
+    def _filled(self, masked: Int32, bits: Int32, which: np.ndarray) -> TokenMasks:
+        """The masks of the rows ``masked``, those at ``which`` from their grammars."""
+        if not len(which):
+            return TokenMasks(masked, bits)
+        requests = [self.rows.request(row) for row in masked[which].tolist()]
         states = [request.grammar for request in requests if request.grammar is not None]
         assert self.grammar is not None
         assert len(states) == len(requests)
-        for i in np.flatnonzero(~self.grammar.fill(states, bits)).tolist():
-            bits[i] = -1  # its token is dropped, but the sampler must find one
+        part = bits if len(which) == len(bits) else np.zeros((len(which), bits.shape[1]), np.int32)
+        allowed = self.grammar.fill(states, part)
+        if part is not bits:
+            bits[which] = part
+        for i in np.flatnonzero(~allowed).tolist():
+            bits[which[i]] = -1  # its token is dropped, but the sampler must find one
             self._end(requests[i], Finish(kind="error", message="the grammar allows no next token", status=500))
         return TokenMasks(masked, bits)
 
@@ -355,7 +370,7 @@ class Scheduler:
         return TieredCache(tiers, page, eviction, self.history, write_back=write_back)
 
     def _prefills_apart(self, flight: Flight) -> bool:
-        if self.config.consecutive_prefill_overlap or not flight.plan.num_prefill:
+        if self.config.consecutive_prefill_overlap or flight.plan.num_prefill == flight.plan.num_jumps:
             return False
         return len(self.queue) > 0 or self.admission.partial is not None
 

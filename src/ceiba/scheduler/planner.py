@@ -7,7 +7,7 @@ because the runner may still read the previous plan's while this one is built.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -28,10 +28,20 @@ class DecodePart:
     starts: Int32
     tokens: Int32
     slots: Int32
+    jumps: list[PrefillSegment] = field(default_factory=list)
+    """Running rows with more than one known token to compute, and their tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.rows) + sum(segment.length for segment in self.jumps)
 
 
 _NONE = np.empty(0, np.int32)
 _NO_DECODE = DecodePart(_NONE, _NONE, _NONE, _NONE)
+
+
+MAX_JUMP_TOKENS = 8192
+"""Forced tokens that all rows together compute in a step, where prefills are not chunked."""
 
 
 class NeedResult(Exception):
@@ -67,12 +77,12 @@ class Planner:
             decode = self._decode(in_flight, self._decode_share() if mixed else None)
         segments: list[PrefillSegment] = []
         opened: list[RowOpen] = []
-        if mixed or not len(decode.rows):
-            segments, opened = self.admission.select(now, len(decode.rows))
+        if mixed or not decode.num_tokens:
+            segments, opened = self.admission.select(now, decode.num_tokens)
             if not segments and not mixed:
                 decode = self._decode(in_flight)
         self._decodes = 0 if segments else self._decodes + 1
-        if segments or len(decode.rows):
+        if segments or decode.num_tokens:
             return self._plan(segments, opened, decode)
         return self._unblock(now, in_flight) if self.admission.partial is not None else None
 
@@ -120,7 +130,7 @@ class Planner:
         ``limit`` the rows take turns.
         """
         rows = self._turns(self._growing(), limit)
-        if self.leases.shortfall_each(rows) > self.leases.available:
+        if self._shortfall(rows) > self.leases.available:
             if in_flight:
                 raise NeedResult
             self.retractor.make_room()
@@ -129,11 +139,43 @@ class Planner:
             self.admission.ratio.decayed()
         if not len(rows):
             return _NO_DECODE
-        starts = self.leases.launched[rows]
         self.leases.cause = "decode"
+        jumps: list[PrefillSegment] = []
+        ahead = self.rows.known[rows] - self.leases.launched[rows] > 1
+        if ahead.any():
+            jumps = self._jump(rows[ahead])
+            rows = rows[~ahead]
+            if not len(rows):
+                return DecodePart(_NONE, _NONE, _NONE, _NONE, jumps)
+        starts = self.leases.launched[rows]
         known = starts < self.rows.known[rows]
         tokens = self.rows.tokens[rows, starts] if known.all() else self._known_or_future(rows, starts, known)
-        return DecodePart(rows, starts, tokens, self.leases.extend_each(rows))
+        return DecodePart(rows, starts, tokens, self.leases.extend_each(rows), jumps)
+
+    def _shortfall(self, rows: Int32) -> int:
+        """Slots that the rows would take now, those that jump all of their tokens'."""
+        ahead = self.rows.known[rows] - self.leases.launched[rows] > 1
+        if not ahead.any():
+            return self.leases.shortfall_each(rows)
+        far = sum(self.leases.shortfall(row, self._distance(row)) for row in rows[ahead].tolist())
+        return self.leases.shortfall_each(rows[~ahead]) + far
+
+    def _distance(self, row: int) -> int:
+        return int(self.rows.known[row] - self.leases.launched[row])
+
+    def _jump(self, rows: Int32) -> list[PrefillSegment]:
+        """Launch the known tokens of rows whose grammar forced some; whoever does not fit into a step waits for the
+        next."""
+        room = self.config.chunked_prefill_size if self.config.chunked_prefill_size > 0 else MAX_JUMP_TOKENS
+        segments: list[PrefillSegment] = []
+        for row in rows.tolist():
+            length = self._distance(row)
+            room -= length
+            if room < 0 and segments:
+                break
+            start = int(self.leases.launched[row])
+            segments.append(PrefillSegment(row, start, length, True, self.leases.extend(row, length)))
+        return segments
 
     def _turns(self, rows: Int32, limit: int | None) -> Int32:
         if limit is None or len(rows) <= limit:
@@ -156,6 +198,7 @@ class Planner:
         rows, starts, tokens, slots = decode.rows, decode.starts, decode.tokens, decode.slots
         lengths = np.ones(len(rows), np.int32)
         samples = np.ones(len(rows), bool)
+        segments = [*segments, *decode.jumps]
         if segments:
             table = self.rows
             wants = [s.last and table.max_len[s.row] > table.known[s.row] for s in segments]
@@ -177,6 +220,7 @@ class Planner:
             opened=opened,
             closed=self.rows.take_closed(),
             groups=self._groups.find(decode.rows, len(segments)) if self._groups and len(decode.rows) > 1 else [],
+            num_jumps=len(decode.jumps),
         )
 
 

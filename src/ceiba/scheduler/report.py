@@ -40,12 +40,13 @@ class StepLog:
     def planned(self, plan: StepPlan) -> None:
         """Count a step and log it if it is due."""
         counters = self._counters
-        decode = plan.num_segments - plan.num_prefill
-        prefill_tokens = plan.num_tokens - decode
+        prompts = plan.num_prefill - plan.num_jumps
+        decode = plan.num_segments - prompts
+        prefill_tokens = int(plan.lengths[:prompts].sum())
         counters.forwards += 1
         counters.prefill_tokens += prefill_tokens
-        counters.decode_tokens += decode
-        if plan.num_prefill:
+        counters.decode_tokens += plan.num_tokens - prefill_tokens
+        if prompts:
             counters.prefill_forwards += 1
             if log.isEnabledFor(logging.INFO):
                 self._prefill_line(plan, prefill_tokens)

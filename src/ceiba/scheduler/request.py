@@ -70,6 +70,8 @@ class Request:
     deadline: float | None = None
     """When it must have left the queue for the first time."""
     grammar: GrammarState | None = None
+    jumps: bool = False
+    """Whether tokens that its grammar forces are taken over without sampling them."""
     compiling: bool = False
     """Whether its grammar is not there yet: it waits in the queue and is passed over."""
     state: State = State.QUEUED

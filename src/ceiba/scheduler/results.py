@@ -29,6 +29,9 @@ class Flight:
     launched_at: float = 0.0
 
 
+MAX_JUMP = 64
+"""Forced tokens that a row takes over at once: what a step computes stays small, and the rest follows at once."""
+
 Ended = list[tuple[Request, Finish]]
 
 
@@ -56,7 +59,7 @@ class Results:
             plan.rows if every else plan.rows[live],
             plan.starts + plan.lengths if every else (plan.starts + plan.lengths)[live],
         )
-        for i in range(plan.num_prefill):
+        for i in range(plan.num_prefill - plan.num_jumps):
             if live[i]:
                 ended += self._prefilled(plan, i, output.prompt_logprobs.get(int(plan.rows[i])))
                 if ended and ended[-1][0].row == plan.rows[i]:
@@ -112,10 +115,11 @@ class Results:
             )
         kept = live[plan.samples]
         self.counters.dropped_tokens += int(len(kept) - np.count_nonzero(kept))
-        row, token = expected[kept], output.tokens[kept]
+        at = (plan.starts + plan.lengths)[plan.samples]
+        kept &= rows.known[expected] == at  # else a grammar forced this token before it came back
+        row, token, at = expected[kept], output.tokens[kept], at[kept]
         if not len(row):
             return []
-        at = rows.known[row]
         rows.tokens[row, at] = token
         rows.known[row] = at + 1
         self.counters.generation_tokens += len(row)
@@ -132,11 +136,16 @@ class Results:
                 ended.append((rows.request(int(row[i])), finish))
                 done[i] = True
                 stopped[i] = full[i] = False
+            elif not done[i]:
+                finish = self._jump(int(row[i]))
+                if finish is not None:
+                    ended.append((rows.request(int(row[i])), finish))
+                    done[i] = True
         for i in np.flatnonzero(stopped).tolist():
             ended.append((rows.request(int(row[i])), Finish(kind="stop", matched=int(token[i]))))
         for i in np.flatnonzero(full & ~stopped).tolist():
             ended.append((rows.request(int(row[i])), Finish(kind="length")))
-        due = ~done & (at + 1 - rows.reported[row] >= rows.interval[row])
+        due = ~done & (rows.known[row] - rows.reported[row] >= rows.interval[row])
         self.outbox.report(row[due])
         return ended
 
@@ -153,6 +162,33 @@ class Results:
                 return Finish(kind="error", status=500, message=f"token {int(token)} does not fit the grammar")
             if grammar.terminated:
                 return Finish(kind="stop")
+        return None
+
+    def _jump(self, row: int) -> Finish | None:
+        """Take over the tokens that the row's grammar forces next; the end that they bring, if any."""
+        rows, request = self.rows, self.rows.request(row)
+        grammar = request.grammar
+        if not request.jumps or grammar is None:
+            return None
+        for token in grammar.forced_tokens()[:MAX_JUMP]:
+            at = int(rows.known[row])
+            free_to_end = at - int(rows.prompt_len[row]) >= int(rows.min_new[row])
+            if token in request.end_ids and not free_to_end:
+                return None  # held back: what becomes of that is the sampler's to say
+            if not grammar.accept(token):
+                return None  # the library thinks otherwise after all: the mask will say
+            rows.tokens[row, at] = token
+            rows.known[row] = at + 1
+            self.counters.generation_tokens += 1
+            self.counters.jumped_tokens += 1
+            if self.admission.fair is not None:
+                self.admission.fair.produced(np.array([row], np.int32))
+            if token in request.end_ids:
+                return Finish(kind="stop", matched=token)
+            if grammar.terminated:
+                return Finish(kind="stop")
+            if at + 1 >= int(rows.max_len[row]):
+                return Finish(kind="length")
         return None
 
     def _add_output_logprob(self, request: Request, row: int, index: int, output: StepOutput) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import numpy as np
+
 from ceiba.scheduler.admission import Admission
 from ceiba.scheduler.request import Request, State
 
@@ -93,7 +95,7 @@ class Retractor:
         rows, leases = self._admission.rows, self._admission.leases
         running = rows.running()
         steps = LOOKAHEAD if after else 1
-        ends = leases.launched[running] + steps
+        ends = np.maximum(leases.launched[running] + steps, rows.known[running])  # known: those that jump
         ends = ends.clip(max=rows.max_len[running] - 1)
         page = leases.page_size
         missing = (-(-ends // page) * page - leases.allocated[running]).clip(min=0)

@@ -29,7 +29,9 @@ class Counters:
     cached_tokens: int = 0
     """Of those, served by the cache."""
     generation_tokens: int = 0
-    """Sampled tokens that belong to an output."""
+    """Tokens of outputs."""
+    jumped_tokens: int = 0
+    """Of those, forced by a grammar and never sampled."""
     dropped_tokens: int = 0
     """Sampled after a request's end, because results come one step late."""
     requests_received: int = 0

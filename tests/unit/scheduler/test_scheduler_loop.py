@@ -359,6 +359,9 @@ class EvenThenTen:
         self.seen.append(token)
         return True
 
+    def forced_tokens(self):
+        return []
+
 
 class Ticket:
     """Ready after ``rounds`` looks at it."""

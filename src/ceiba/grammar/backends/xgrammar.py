@@ -20,6 +20,7 @@ from ceiba.grammar.base import Compiled, Constraint, Refusal, Spacing, State, Vo
 from ceiba.grammar.masks import packed
 from ceiba.grammar.regex import check_regex, trim_anchors
 from ceiba.grammar.schema import Schema
+from ceiba.grammar.spelling import Speller
 
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, GrammarMatcher, TokenizerInfo
@@ -173,17 +174,17 @@ class Engine:
         self._ends = packed(vocabulary.eos_ids, vocabulary.words)
         texts = (i for i, data in enumerate(vocabulary.tokens) if data)
         self._usable = packed(texts, vocabulary.words) | self._ends
+        self._speller = None if vocabulary.encode is None else Speller(vocabulary)
         self._batch: Any = None
 
     def prepare(self, compiled: Compiled) -> Prepared:
         from xgrammar import CompiledGrammar
 
         try:
-            return Prepared(
-                CompiledGrammar.deserialize_json(compiled.data.decode(), self._info), self._ends, self._usable
-            )
+            grammar = CompiledGrammar.deserialize_json(compiled.data.decode(), self._info)
         except (RuntimeError, ValueError) as error:
             raise BadRequest(f"the compiled grammar cannot be read: {str(error)[:300]}") from error
+        return Prepared(grammar, self._ends, self._usable, self._speller)
 
     def fill(self, states: Sequence[State], bits: Int32) -> np.ndarray:
         matchers = [state.matcher for state in states if isinstance(state, XGrammarState)]
@@ -201,20 +202,22 @@ class Engine:
 
 
 class Prepared:
-    def __init__(self, grammar: CompiledGrammar, ends: Int32, usable: Int32) -> None:
+    def __init__(self, grammar: CompiledGrammar, ends: Int32, usable: Int32, speller: Speller | None) -> None:
         self._grammar = grammar
+        self._speller = speller
         self._ends = ends
         self._usable = usable
 
     def state(self) -> XGrammarState:
         from xgrammar import GrammarMatcher
 
-        return XGrammarState(GrammarMatcher(self._grammar), self._ends, self._usable)
+        return XGrammarState(GrammarMatcher(self._grammar), self._ends, self._usable, self._speller)
 
 
 class XGrammarState:
-    def __init__(self, matcher: GrammarMatcher, ends: Int32, usable: Int32) -> None:
+    def __init__(self, matcher: GrammarMatcher, ends: Int32, usable: Int32, speller: Speller | None) -> None:
         self.matcher = matcher
+        self._speller = speller
         self._ends = ends
         self._usable = usable
 
@@ -243,5 +246,9 @@ class XGrammarState:
             self.matcher.rollback(count)
 
     def forced_tokens(self) -> list[int]:
-        """The library knows the forced text; which tokens a model would spell it with is not certain at its end."""
-        return []
+        """As the tokenizer spells the forced text: the masks would allow other spellings, which no model was trained
+        on."""
+        if self._speller is None or self.matcher.is_completed():
+            return []
+        text = self.matcher.find_jump_forward_string()
+        return self._speller.certain(text) if text else []
