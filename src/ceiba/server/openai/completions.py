@@ -40,7 +40,7 @@ def prompts_of(prompt: Prompt, vocab_size: int, name: str) -> list[TextPrompt | 
     if len(prompt) > limits.MAX_BATCH and not isinstance(prompt[0], int):
         raise BadRequest(f"{len(prompt)} prompts; the limit is {limits.MAX_BATCH}: split the request.", param=name)
     kind = type(prompt[0])
-    if any(type(entry) is not kind for entry in prompt):
+    if len(set(map(type, prompt))) > 1:
         raise BadRequest(f"{name} mixes texts, token ids and lists: use one form.", param=name)
     if kind is int:
         return [validate.as_ids(prompt, vocab_size, name)]  # type: ignore[arg-type]
