@@ -132,7 +132,7 @@ def test_no_body_breaks_a_protocol(requests, task):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, **QUIET)
+@settings(max_examples=400, **QUIET)
 @given(st.lists(REQUESTS, min_size=1, max_size=12), st.sampled_from(["generate", "generate", "embed", "rerank"]))
 def test_no_body_breaks_a_protocol_at_length(requests, task):
     asyncio.run(try_all(requests, task))
