@@ -20,6 +20,7 @@ from ceiba.attention.shared_prefix import MAX_PARTS, plan_shared
 from ceiba.core.step import PrefixGroup
 from ceiba.kernels.triton import decode as decoding
 from ceiba.kernels.triton import moe as experts
+from ceiba.kernels.triton import route as routing
 from ceiba.kernels.triton import skinny
 from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_parts, shared_tile
 from ceiba.kernels.triton.prefill import PrefillShape, plan_tiles, prefill
@@ -275,11 +276,11 @@ def moe_layers(sweep: bool) -> None:
     counters = torch.zeros(64, dtype=torch.int32, device="cuda")
     norm, router = rand(dim), rand(count, dim)
     x = rand(1, dim)
-    us = replay_us([lambda: experts.norm_route(x, norm, router, 1e-6, top_k, counters)], repeat=20)
+    us = replay_us([lambda: routing.norm_route(x, norm, router, 1e-6, top_k, counters)], repeat=20)
     line("norm_route batch 1", us, count * dim * 2 / BANDWIDTH * 1e6)
     for tokens in (1, 2, 4, 8, 16, 64, 256, 1024, 4096):
         x = rand(tokens, dim)
-        routes = [experts.route(rand(tokens, count), top_k) for _ in range(8)]
+        routes = [routing.route(rand(tokens, count), top_k) for _ in range(8)]
         used = sum(int(i.unique().numel()) for i, _ in routes) / len(routes)
         floor = max(used * 3 * inner * dim * 2 / BANDWIDTH, tokens * top_k * 6 * inner * dim / FLOPS) * 1e6
         calls = [lambda w=layers[j % copies], r=routes[j]: experts.moe(x, *w, *r) for j in range(len(routes))]

@@ -22,9 +22,10 @@ from ceiba.kernels.triton import skinny
 from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_parts, shared_tile
 from ceiba.kernels.triton.gather import gather_rows
 from ceiba.kernels.triton.linear import gate_up_silu, linear, linear_parts
-from ceiba.kernels.triton.moe import moe, norm_route, route
+from ceiba.kernels.triton.moe import moe
 from ceiba.kernels.triton.norm import add_rms_norm
 from ceiba.kernels.triton.rope import qkv_norm_rope_write
+from ceiba.kernels.triton.route import norm_route, route
 from ceiba.kernels.triton.sample import choose
 from ceiba.kernels.triton.skinny import gemv
 

@@ -1,11 +1,26 @@
-"""GPU tests run where a CUDA device and Triton are; elsewhere they are skipped as a whole."""
+"""GPU tests run where a CUDA device and Triton are; elsewhere they are skipped as a whole, but for those that can run
+in Triton's interpreter (TRITON_INTERPRET=1)."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import pytest
 import torch
 
-collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
+INTERPRETED = {"test_triton_fp8.py"}
+HERE = Path(__file__).parent
+
+collect_ignore_glob: list[str] = []
+if not torch.cuda.is_available():
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    wanted = INTERPRETED if interpreted else set()
+    collect_ignore_glob = [path.name for path in HERE.glob("test_*.py") if path.name not in wanted]
+    if interpreted:
+        import exact_interpreter
+
+        exact_interpreter.install()
 
 
 @pytest.fixture(autouse=True)

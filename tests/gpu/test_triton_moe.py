@@ -6,7 +6,8 @@ import gpu_reference as ref
 import pytest
 import torch
 
-from ceiba.kernels.triton.moe import GroupedShape, moe, moe_small, norm_route, order_by_expert, route
+from ceiba.kernels.triton.moe import GroupedShape, moe, moe_small, order_by_expert
+from ceiba.kernels.triton.route import norm_route, route
 
 B = torch.bfloat16
 

@@ -22,7 +22,8 @@ class VocabMatrix:
         self.start = min(ctx.group.rank * share, vocab_size)
         self.rows = min(share, vocab_size - self.start)
         part = Part("", self.rows, self.start, vocab_size, pad=share - self.rows)
-        self.weight = ctx.quant.create(WeightSpec((part,), hidden_size, 0, hidden_size, ctx.dtype, ctx.device))
+        spec = WeightSpec((part,), hidden_size, 0, hidden_size, ctx.dtype, ctx.device, vocab=True)
+        self.weight = ctx.quant.create(spec)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """ids int32 or int64 [T], all in [0, vocab) → [T, hidden]."""
@@ -41,4 +42,4 @@ class VocabMatrix:
         return self.group.all_gather(logits, dim=-1)[:, : self.vocab_size]
 
     def slots(self) -> dict[str, Slot]:
-        return {"weight": Slot(self.weight, "")}
+        return self.weight.slots("")

@@ -14,6 +14,7 @@ from ceiba.layers.context import LayerContext
 from ceiba.layers.norm import RMSNorm
 from ceiba.layers.quant.base import Part, Slot, WeightSpec
 from ceiba.layers.quant.plain import Vector
+from ceiba.layers.scaled import Rows, plain_rows
 
 
 class ColumnLinear:
@@ -44,7 +45,7 @@ class ColumnLinear:
             return self(norm.add(delta, residual))
         return self.ops.norm_linear(delta, residual, norm.weight.value, norm.eps, self.weight.dense)
 
-    def gated_after(self, norm: RMSNorm, delta: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+    def gated_after(self, norm: RMSNorm, delta: torch.Tensor | None, residual: torch.Tensor) -> Rows:
         """As ``after`` for the parts (gate, up); returns silu(gate) · up."""
         if self.weight.dense is None or self.bias is not None:
             return self.ops.silu_mul(self(norm.add(delta, residual)))
@@ -52,7 +53,7 @@ class ColumnLinear:
 
     def slots(self, part: str) -> dict[str, Slot]:
         """Targets of one part's tensors, by suffix."""
-        found = {"weight": Slot(self.weight, part)}
+        found = self.weight.slots(part)
         if self.bias is not None:
             found["bias"] = Slot(self.bias, part)
         return found
@@ -79,14 +80,14 @@ class RowLinear:
         y = self.group.all_reduce(self.weight.apply(x, None))
         return y if bias is None else y + bias
 
-    def into(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor | None:
+    def into(self, x: Rows, residual: torch.Tensor) -> torch.Tensor | None:
         """What this layer adds to the residual stream (``layers.ops``), or None where it has added it."""
         if self.weight.dense is None or self.bias is not None or self.group.size > 1:
-            return self(x)
+            return self(plain_rows(x, residual.dtype))
         return self.ops.linear_residual(x, self.weight.dense, residual)
 
     def slots(self, part: str = "") -> dict[str, Slot]:
-        found = {"weight": Slot(self.weight, part)}
+        found = self.weight.slots(part)
         if self.bias is not None:
             found["bias"] = Slot(self.bias, part)
         return found

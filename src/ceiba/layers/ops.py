@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from ceiba.config.records import RunnerConfig
 from ceiba.kernels import cpu
 from ceiba.layers.rotary import RotaryStep
+from ceiba.layers.scaled import Matrix, Rows, plain_matrix, plain_rows
 
 Tensor = torch.Tensor
 
@@ -123,24 +124,25 @@ def prepare_qkv(
     return QKV(qk[:, :heads], qk[:, heads:], v)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
     """x [T, in] · weight [out, in]ᵀ + bias [out]."""
-    return F.linear(x, weight, bias)
+    return F.linear(x, plain_matrix(weight, x.dtype), bias)
 
 
-def norm_linear(delta: Tensor | None, residual: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+def norm_linear(delta: Tensor | None, residual: Tensor, norm: Tensor, eps: float, weight: Matrix) -> Tensor:
     """The residual stream, normed, times weight [out, in]ᵀ → [T, out]; a kernel may return partial sums [P, T, out]."""
-    return F.linear(add_rms_norm(delta, residual, norm, eps), weight)
+    return linear(add_rms_norm(delta, residual, norm, eps), weight, None)
 
 
-def norm_gate_up(delta: Tensor | None, residual: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
-    """As ``norm_linear`` with weight [2n, in] = gate rows, up rows; returns silu(gate) · up, [T, n]."""
-    return silu_mul(F.linear(add_rms_norm(delta, residual, norm, eps), weight))
+def norm_gate_up(delta: Tensor | None, residual: Tensor, norm: Tensor, eps: float, weight: Matrix) -> Rows:
+    """As ``norm_linear`` with weight [2n, in] = gate rows, up rows; returns silu(gate) · up, [T, n], which a kernel may
+    round to eight bits where the product that takes it would do so."""
+    return silu_mul(norm_linear(delta, residual, norm, eps, weight))
 
 
-def linear_residual(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor | None:
+def linear_residual(x: Rows, weight: Matrix, residual: Tensor) -> Tensor | None:
     """x [T, in] · weight [out, in]ᵀ as a delta of the residual stream; None where it has been added already."""
-    return F.linear(x, weight)
+    return linear(plain_rows(x, residual.dtype), weight, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +162,12 @@ def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     return ids, weights
 
 
-def experts(x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+def experts(x: Tensor, gate_up: Matrix, down: Matrix, ids: Tensor, weights: Tensor) -> Tensor:
     """Σ weightᵢ · downᵢ(silu(gateᵢ x) · upᵢ x) for x [T, d], gate_up [E, 2n, d] (gate rows first), down [E, d, n]."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in ids.unique().tolist():
         token, choice = (ids == expert).nonzero(as_tuple=True)
-        y = F.linear(silu_mul(F.linear(x.index_select(0, token), gate_up[expert])), down[expert])
+        y = linear(silu_mul(linear(x.index_select(0, token), gate_up[expert], None)), down[expert], None)
         out.index_add_(0, token, y.float() * weights[token, choice].unsqueeze(1))
     return out.to(x.dtype)
 
@@ -176,8 +178,8 @@ def norm_experts(
     norm: Tensor,
     eps: float,
     router: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Matrix,
+    down: Matrix,
     routing: Routing,
     whole: bool = True,
 ) -> Tensor | None:
@@ -205,12 +207,12 @@ class Ops:
     prepare_qkv: Callable[[Tensor, QKVShape, RotaryStep, Tensor | None, Tensor | None, KVTarget | None], QKV] = (
         prepare_qkv
     )
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear
-    norm_linear: Callable[[Tensor | None, Tensor, Tensor, float, Tensor], Tensor] = norm_linear
-    norm_gate_up: Callable[[Tensor | None, Tensor, Tensor, float, Tensor], Tensor] = norm_gate_up
-    linear_residual: Callable[[Tensor, Tensor, Tensor], Tensor | None] = linear_residual
+    linear: Callable[[Tensor, Matrix, Tensor | None], Tensor] = linear
+    norm_linear: Callable[[Tensor | None, Tensor, Tensor, float, Matrix], Tensor] = norm_linear
+    norm_gate_up: Callable[[Tensor | None, Tensor, Tensor, float, Matrix], Rows] = norm_gate_up
+    linear_residual: Callable[[Rows, Matrix, Tensor], Tensor | None] = linear_residual
     norm_experts: Callable[
-        [Tensor | None, Tensor, Tensor, float, Tensor, Tensor, Tensor, Routing, bool], Tensor | None
+        [Tensor | None, Tensor, Tensor, float, Tensor, Matrix, Matrix, Routing, bool], Tensor | None
     ] = norm_experts
     embed: Callable[[Tensor, Tensor], Tensor] = embed
     host: Any = None

@@ -49,7 +49,9 @@ def load_model(
         device=device,
         group=group or SingleGroup(),
         ops=ops,
-        quant=quant_method(None if dummy else facts.quantized, config.quantization, ops),
+        quant=quant_method(
+            None if dummy else facts.quantized, config.quantization, ops, settings.get("quantization_config")
+        ),
         context_len=config.context_len,
     )
     family = model_class(facts.architecture)

@@ -1,6 +1,10 @@
-"""Mixture of experts: routing, the order of tokens by expert, grouped products with fused gather, activation and
-weights, and the sum over a token's experts. Small batches (a few tokens) take GEMV kernels that read each chosen
-expert once per token. Knows expert weights as one tensor [experts, out, in], nothing of how they are sharded.
+"""Mixture of experts: the order of tokens by expert, grouped products with fused gather, activation and weights, and
+the sum over a token's experts. Small batches (a few tokens) take GEMV kernels that read each chosen expert once per
+token.
+
+Eight-bit weights become the activations' type in registers; from some tokens an expert on, activations are rounded to
+eight bits instead, one scale for each group of 128 columns. Knows expert weights as one tensor [experts, out, in],
+nothing of how they are sharded.
 """
 
 from __future__ import annotations
@@ -18,7 +22,11 @@ from ceiba.kernels.triton.launch import (
     power_of_two,
     wait_for_predecessor,
 )
-from ceiba.kernels.triton.skinny import GemvShape
+from ceiba.kernels.triton.quantize import FLOAT8, GROUP, quantize, to_float8
+from ceiba.kernels.triton.skinny import GemvShape, scale_kind
+
+Scales = tuple[torch.Tensor, torch.Tensor]
+"""Of eight-bit gate-up and down weights: float32 by row [E, out], or for blocks [E, ⌈out / 128⌉, ⌈in / 128⌉]."""
 
 GEMV_TOKENS = 4
 """Tokens up to which ``moe_small`` is used."""
@@ -26,195 +34,20 @@ GEMV_TOKENS = 4
 SMALL_TILES = (GemvShape(2, 2048, 8), GemvShape(4, 1024, 2))
 """Tiles of ``moe_small``: gate-up and down (whose columns are all of an expert's), measured on an H200."""
 
+SMALL_TILES_SCALED = (GemvShape(2, 2048, 4), GemvShape(4, 1024, 2))
+"""The same for eight-bit weights: as many bytes in flight, not yet measured."""
+
+ROUNDED_PAIRS = 24
+"""Mean pairs an expert beyond which activations are rounded where weights are eight-bit; not yet measured."""
+
 ONE_BLOCK_PAIRS = 4096
 """Pairs up to which one block orders them."""
 
 
 @triton.jit
-def _route_row(
-    logits,
-    e,
-    ids_ptr,
-    weights_ptr,
-    E: tl.constexpr,
-    EP: tl.constexpr,
-    TOP_K: tl.constexpr,
-    KP: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-):
-    """Write the TOP_K largest of logits [EP] (lowest index among equals) and their softmax weights, largest first.
-    Indices are in range whatever the logits are; weights of a row that is not finite are NaN.
-    """
-    top = tl.max(logits, axis=0)
-    total = tl.sum(tl.exp(logits - top), axis=0)
-    comparable = tl.where(logits == logits, logits, -float("inf"))  # noqa: PLR0124 (NaN is not itself)
-    if EP <= 256:
-        # An expert's place is the number of experts ahead of it.
-        ahead = comparable[None, :] > comparable[:, None]
-        ahead = ahead | ((comparable[None, :] == comparable[:, None]) & (e[None, :] < e[:, None]))
-        place = tl.sum(ahead.to(tl.int32), axis=1)
-        weights = tl.exp(logits - top)
-        chosen = place < TOP_K
-        if RENORMALIZE:
-            total = tl.sum(tl.where(chosen, weights, 0.0), axis=0)
-        tl.store(ids_ptr + place, tl.minimum(e, E - 1), mask=chosen)
-        tl.store(weights_ptr + place, weights / total, mask=chosen)
-    else:
-        j = tl.arange(0, KP)
-        ids = tl.zeros((KP,), tl.int32)
-        weights = tl.zeros((KP,), tl.float32)
-        left = comparable
-        for i in tl.static_range(TOP_K):
-            best = tl.max(left, axis=0)
-            index = tl.min(tl.where(left == best, e, EP), axis=0)
-            ids = tl.where(j == i, tl.minimum(index, E - 1), ids)
-            weights = tl.where(j == i, tl.exp(best - top), weights)
-            left = tl.where(e == index, -float("inf"), left)
-        if RENORMALIZE:
-            total = tl.sum(weights, axis=0)
-        tl.store(ids_ptr + j, ids, mask=j < TOP_K)
-        tl.store(weights_ptr + j, weights / total, mask=j < TOP_K)
-
-
-@triton.jit
-def _route(
-    logits_ptr,
-    ids_ptr,
-    weights_ptr,
-    stride,
-    E: tl.constexpr,
-    EP: tl.constexpr,
-    TOP_K: tl.constexpr,
-    KP: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    e = tl.arange(0, EP)
-    wait_for_predecessor(PDL)
-    logits = tl.load(logits_ptr + row * stride + e, mask=e < E, other=-float("inf")).to(tl.float32)
-    _route_row(logits, e, ids_ptr + row * TOP_K, weights_ptr + row * TOP_K, E, EP, TOP_K, KP, RENORMALIZE)
-
-
-def route(logits: torch.Tensor, top_k: int, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Softmax over experts, the ``top_k`` largest (lowest id among equals), weights summing to 1 if ``renormalize``.
-
-    logits [T, E], any float dtype. Returns ids int32 [T, top_k] and weights float32 [T, top_k], largest first.
-    """
-    tokens, experts = logits.shape
-    ids = torch.empty(tokens, top_k, dtype=torch.int32, device=logits.device)
-    weights = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
-    if tokens:
-        _route[(tokens,)](
-            logits,
-            ids,
-            weights,
-            logits.stride(0),
-            E=experts,
-            EP=power_of_two(experts),
-            TOP_K=top_k,
-            KP=power_of_two(top_k),
-            RENORMALIZE=renormalize,
-            num_warps=4,
-            **pdl_options(logits.device),
-        )
-    return ids, weights
-
-
-@triton.jit
-def _norm_route(
-    x_ptr,
-    norm_ptr,
-    router_ptr,
-    normed_ptr,
-    logits_ptr,
-    counter_ptr,
-    ids_ptr,
-    weights_ptr,
-    eps,
-    D: tl.constexpr,
-    BLOCK: tl.constexpr,
-    E: tl.constexpr,
-    EP: tl.constexpr,
-    BE: tl.constexpr,
-    TOP_K: tl.constexpr,
-    KP: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    row = tl.program_id(1).to(tl.int64)
-    d = tl.arange(0, BLOCK)
-    mine = tl.program_id(0) * BE + tl.arange(0, BE)
-    inside = d < D
-    weight = tl.load(norm_ptr + d, mask=inside, other=0.0).to(tl.float32)
-    router_mask = (mine < E)[:, None] & inside[None, :]
-    router = tl.load(router_ptr + mine[:, None] * D + d[None, :], mask=router_mask, other=0.0)
-    wait_for_predecessor(PDL)
-    x = tl.load(x_ptr + row * D + d, mask=inside, other=0.0).to(tl.float32)
-    x = x * tl.rsqrt(tl.sum(x * x, axis=0) / D + eps) * weight
-    x = x.to(normed_ptr.dtype.element_ty)
-    if tl.program_id(0) == 0:
-        tl.store(normed_ptr + row * D + d, x, mask=inside)
-    part = tl.sum(router.to(tl.float32) * x.to(tl.float32)[None, :], axis=1)
-    tl.store(logits_ptr + row * E + mine, part, mask=mine < E)
-    tl.debug_barrier()
-    done = tl.atomic_add(counter_ptr + row, 1, sem="acq_rel")
-    if done == tl.num_programs(0) - 1:
-        tl.store(counter_ptr + row, 0)
-        e = tl.arange(0, EP)
-        logits = tl.load(logits_ptr + row * E + e, mask=e < E, other=-float("inf"), cache_modifier=".cg")
-        _route_row(logits, e, ids_ptr + row * TOP_K, weights_ptr + row * TOP_K, E, EP, TOP_K, KP, RENORMALIZE)
-
-
-def norm_route(
-    x: torch.Tensor,
-    norm: torch.Tensor,
-    router: torch.Tensor,
-    eps: float,
-    top_k: int,
-    counters: torch.Tensor,
-    renormalize: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """RMS norm, router product and ``route`` in one kernel, for a few tokens.
-
-    x [T, D]; norm [D]; router [E, D]; counters int32 [≥ T], zero between launches. Returns the normed x [T, D], ids
-    int32 [T, top_k], weights float32 [T, top_k].
-    """
-    tokens, dim = x.shape
-    experts = router.shape[0]
-    normed = torch.empty_like(x)
-    logits = torch.empty(tokens, experts, dtype=torch.float32, device=x.device)
-    ids = torch.empty(tokens, top_k, dtype=torch.int32, device=x.device)
-    weights = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
-    block = 2
-    _norm_route[(divide_up(experts, block), tokens)](
-        x,
-        norm,
-        router,
-        normed,
-        logits,
-        counters,
-        ids,
-        weights,
-        eps,
-        D=dim,
-        BLOCK=power_of_two(dim),
-        E=experts,
-        EP=power_of_two(experts),
-        BE=block,
-        TOP_K=top_k,
-        KP=power_of_two(top_k),
-        RENORMALIZE=renormalize,
-        num_warps=4,
-        **pdl_options(x.device),
-    )
-    return normed, ids, weights
-
-
-@triton.jit
 def _expert_gate_up(
-    x_ptr, w_ptr, ids_ptr, out_ptr, F, K: tl.constexpr, TOP_K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    PDL: tl.constexpr,
+    x_ptr, w_ptr, scale_ptr, ids_ptr, out_ptr, F, expert_scales, scale_stride, K: tl.constexpr, TOP_K: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(1)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -225,6 +58,9 @@ def _expert_gate_up(
     x_at = x_ptr + (pair // TOP_K).to(tl.int64) * K
     w_at = w_ptr + expert * 2 * F * K + n[:, None].to(tl.int64) * K + k[None, :]
     u_at = w_at + F.to(tl.int64) * K
+    scale_at = scale_ptr + expert * expert_scales
+    block_at = scale_at + (tl.program_id(0) * BN // 128) * scale_stride
+    block_u_at = scale_at + ((F + tl.program_id(0) * BN) // 128) * scale_stride
     acc = tl.zeros((BN, BK), tl.float32)
     acc_u = tl.zeros((BN, BK), tl.float32)
     for start in tl.static_range(0, K, BK):
@@ -232,16 +68,26 @@ def _expert_gate_up(
         w = tl.load(w_at + start, mask=mask, other=0.0, eviction_policy="evict_first")
         u = tl.load(u_at + start, mask=mask, other=0.0, eviction_policy="evict_first")
         x = tl.load(x_at + start + k, mask=start + k < K, other=0.0).to(tl.float32)
+        x_u = x
+        if SCALE == 2:
+            x_u = x * tl.load(block_u_at + (start + k) // 128, mask=start + k < K, other=0.0)
+            x *= tl.load(block_at + (start + k) // 128, mask=start + k < K, other=0.0)
         acc += w.to(tl.float32) * x[None, :]
-        acc_u += u.to(tl.float32) * x[None, :]
-    y = silu(tl.sum(acc, axis=1)) * tl.sum(acc_u, axis=1)
+        acc_u += u.to(tl.float32) * x_u[None, :]
+    y = tl.sum(acc, axis=1)
+    y_u = tl.sum(acc_u, axis=1)
+    if SCALE == 1:
+        y *= tl.load(scale_at + n, mask=rows, other=0.0)
+        y_u *= tl.load(scale_at + F + n, mask=rows, other=0.0)
+    y = silu(y) * y_u
     tl.store(out_ptr + pair.to(tl.int64) * F + n, y.to(out_ptr.dtype.element_ty), mask=rows)
 
 
 @triton.jit
 def _expert_down(
-    h_ptr, w_ptr, ids_ptr, weights_ptr, residual_ptr, out_ptr, N, F: tl.constexpr, TOP_K: tl.constexpr,
-    BN: tl.constexpr, BF: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
+    h_ptr, w_ptr, scale_ptr, ids_ptr, weights_ptr, residual_ptr, out_ptr, N, expert_scales, scale_stride,
+    F: tl.constexpr, TOP_K: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr, RESIDUAL: tl.constexpr,
+    SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -249,17 +95,25 @@ def _expert_down(
     mask = (n < N)[:, None] & (f < F)[None, :]
     # The ids come from the kernel before last, so the weights can be on their way before the predecessor ends.
     w_at = w_ptr + n[:, None].to(tl.int64) * F + f[None, :]
-    w = tl.load(w_at + tl.load(ids_ptr + token * TOP_K).to(tl.int64) * N * F, mask=mask, other=0.0)
+    expert = tl.load(ids_ptr + token * TOP_K).to(tl.int64)
+    w = tl.load(w_at + expert * N * F, mask=mask, other=0.0)
     wait_for_predecessor(PDL)
     acc = tl.zeros((BN, BF), tl.float32)
     for i in tl.static_range(TOP_K):
         now = w
+        scale_at = scale_ptr + expert * expert_scales
         if i + 1 < TOP_K:
             expert = tl.load(ids_ptr + token * TOP_K + i + 1).to(tl.int64)
             w = tl.load(w_at + expert * N * F, mask=mask, other=0.0)
         weight = tl.load(weights_ptr + token * TOP_K + i)
         h = tl.load(h_ptr + (token * TOP_K + i) * F + f, mask=f < F, other=0.0).to(tl.float32) * weight
-        acc += now.to(tl.float32) * h[None, :]
+        if SCALE == 2:
+            block_at = scale_at + (tl.program_id(0) * BN // 128) * scale_stride
+            h *= tl.load(block_at + f // 128, mask=f < F, other=0.0)
+        part = now.to(tl.float32) * h[None, :]
+        if SCALE == 1:
+            part *= tl.load(scale_at + n, mask=n < N, other=0.0)[:, None]
+        acc += part
     y = tl.sum(acc, axis=1)
     if RESIDUAL:
         y += tl.load(residual_ptr + token * N + n, mask=n < N, other=0.0).to(tl.float32)
@@ -275,12 +129,13 @@ def moe_small(
     residual: torch.Tensor | None = None,
     tiles: tuple[GemvShape, GemvShape] | None = None,
     out: torch.Tensor | None = None,
+    scales: Scales | None = None,
 ) -> torch.Tensor:
     """The experts' output for a few tokens: Σ weightᵢ · downᵢ(silu(gateᵢ x) · upᵢ x), plus ``residual`` if given.
 
     x [T, D]; gate_up [E, 2F, D] (gate rows first); down [E, D, F]; ids int32, weights float32 [T, top_k]. ``ids`` must
-    come from a kernel of this package or be complete before the launch. Returns [T, D] in x's dtype; ``out`` may be
-    ``residual``.
+    come from a kernel of this package or be complete before the launch. ``scales`` of eight-bit weights; in blocks, F
+    and D are multiples of 128. Returns [T, D] in x's dtype; ``out`` may be ``residual``.
     """
     tokens, dim = x.shape
     top_k = ids.shape[1]
@@ -289,33 +144,43 @@ def moe_small(
     if out is None:
         out = torch.empty_like(x)
     options = pdl_options(x.device)
-    first, second = tiles or SMALL_TILES
+    first, second = tiles or (SMALL_TILES if scales is None else SMALL_TILES_SCALED)
+    up_scales, down_scales = scales or (x, x)
+    kind = scale_kind(None if scales is None else up_scales, 3)
     _expert_gate_up[(divide_up(inner, first.rows), tokens * top_k)](
         x,
         gate_up,
+        up_scales,
         ids,
         hidden,
         inner,
+        up_scales.stride(0),
+        up_scales.stride(1),
         K=dim,
         TOP_K=top_k,
         BN=first.rows,
         BK=min(first.columns, power_of_two(dim)),
+        SCALE=kind,
         num_warps=first.warps,
         **options,
     )
     _expert_down[(divide_up(dim, second.rows), tokens)](
         hidden,
         down,
+        down_scales,
         ids,
         weights,
         x if residual is None else residual,
         out,
         dim,
+        down_scales.stride(0),
+        down_scales.stride(1),
         F=inner,
         TOP_K=top_k,
         BN=second.rows,
         BF=power_of_two(inner),
         RESIDUAL=residual is not None,
+        SCALE=kind,
         num_warps=second.warps,
         **options,
     )
@@ -451,14 +316,21 @@ def order_by_expert(ids: torch.Tensor, num_experts: int, block: int) -> ExpertOr
 @triton.jit
 def _grouped_matmul(
     x_ptr,
+    x_scale_ptr,
     w_ptr,
+    w_scale_ptr,
     out_ptr,
+    out_scale_ptr,
     order_ptr,
     experts_ptr,
     num_blocks_ptr,
     weights_ptr,
     pairs,
     N,
+    x_scale_stride,
+    expert_scales,
+    w_scale_stride,
+    out_scale_stride,
     K: tl.constexpr,
     DIVIDE: tl.constexpr,
     BM: tl.constexpr,
@@ -466,6 +338,8 @@ def _grouped_matmul(
     BK: tl.constexpr,
     SILU: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    SCALE: tl.constexpr,
+    ROUNDED: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -480,6 +354,10 @@ def _grouped_matmul(
         n_read = tl.minimum(n, N - 1).to(tl.int64)
         k = tl.arange(0, BK)
         x_at = x_ptr + source[:, None] * K + k[None, :]
+        x_scale_at = x_scale_ptr + source * x_scale_stride
+        scale_at = w_scale_ptr + expert * expert_scales
+        block_at = scale_at + (tl.program_id(0) * BN // 128) * w_scale_stride
+        block_u_at = scale_at + ((N + tl.program_id(0) * BN) // 128) * w_scale_stride
         if SILU:
             w_at = w_ptr + expert * 2 * N * K + n_read[None, :] * K + k[:, None]
             u_at = w_at + N.to(tl.int64) * K
@@ -499,15 +377,42 @@ def _grouped_matmul(
                 w = tl.load(w_at + start, mask=inside[:, None], other=0.0)
                 if SILU:
                     u = tl.load(u_at + start, mask=inside[:, None], other=0.0)
-            acc = tl.dot(x, w, acc, input_precision="tf32x3")
+            if ROUNDED or SCALE == 2:
+                # One group of x and one block of w at a time: BK divides 128.
+                scale = tl.full((BM,), 1.0, tl.float32)
+                if ROUNDED:
+                    scale = tl.load(x_scale_at + start // 128)
+                scale_w = 1.0
+                scale_u = 1.0
+                if SCALE == 2:
+                    scale_w = tl.load(block_at + start // 128)
+                    if SILU:
+                        scale_u = tl.load(block_u_at + start // 128)
+                acc += tl.dot(x, w.to(x.dtype), input_precision="tf32x3") * (scale * scale_w)[:, None]
+                if SILU:
+                    acc_u += tl.dot(x, u.to(x.dtype), input_precision="tf32x3") * (scale * scale_u)[:, None]
+            else:
+                acc = tl.dot(x, w.to(x.dtype), acc, input_precision="tf32x3")
+                if SILU:
+                    acc_u = tl.dot(x, u.to(x.dtype), acc_u, input_precision="tf32x3")
+        if SCALE == 1:
+            acc *= tl.load(scale_at + n_read)[None, :]
             if SILU:
-                acc_u = tl.dot(x, u, acc_u, input_precision="tf32x3")
+                acc_u *= tl.load(scale_at + N + n_read)[None, :]
         if SILU:
             acc = silu(acc) * acc_u
         if WEIGHTED:
             acc *= tl.load(weights_ptr + pair, mask=live, other=0.0)[:, None]
         out_at = out_ptr + pair.to(tl.int64)[:, None] * N + n[None, :]
-        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & (n < N)[None, :])
+        inside_out = live[:, None] & (n < N)[None, :]
+        if ROUNDED and SILU:
+            # A tile is a group of the next product's input: BN is 128.
+            acc = tl.where((n < N)[None, :], acc, 0.0)
+            scale = tl.maximum(tl.max(tl.abs(acc), axis=1) / 448.0, 1e-12)
+            tl.store(out_scale_ptr + pair.to(tl.int64) * out_scale_stride + tl.program_id(0), scale, mask=live)
+            tl.store(out_at, to_float8(acc, (1.0 / scale)[:, None]), mask=inside_out)
+        else:
+            tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=inside_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,10 +426,25 @@ class GroupedShape:
     warps: int
 
 
-def grouped_shapes(pairs: int, num_experts: int, itemsize: int = 2) -> tuple[GroupedShape, GroupedShape]:
+def rounds_activations(pairs: int, num_experts: int) -> bool:
+    """Whether products with eight-bit weights round their input."""
+    return pairs / num_experts > ROUNDED_PAIRS
+
+
+def grouped_shapes(
+    pairs: int, num_experts: int, itemsize: int = 2, scaled: bool = False
+) -> tuple[GroupedShape, GroupedShape]:
     """Tiles of the gate-up and the down product, by pairs per expert and bytes of an element; measured on an H200
-    (docs/benchmarks.md)."""
+    (docs/benchmarks.md), but for eight-bit weights (``scaled``), whose tiles are chosen by arithmetic: a step of 128
+    columns for their scales, and for rounded input 128 columns of output, which are a group."""
     mean = pairs / num_experts
+    if scaled and itemsize <= 2:
+        if not rounds_activations(pairs, num_experts):
+            rows = 16 if mean <= 8 else 32
+            return GroupedShape(rows, 64, 128, 4, 4), GroupedShape(rows, 64, 128, 4, 4)
+        rows = 64 if mean <= 192 else 128
+        warps = rows // 16
+        return GroupedShape(rows, 128, 128, 3, warps), GroupedShape(rows, 128, 128, 3, warps)
     if itemsize > 2:
         both = GroupedShape(16 if mean <= 8 else 64, 64, 32, 2, 4)
         return both, both
@@ -562,6 +482,7 @@ def moe(
     residual: torch.Tensor | None = None,
     shapes: tuple[GroupedShape, GroupedShape] | None = None,
     out: torch.Tensor | None = None,
+    scales: Scales | None = None,
 ) -> torch.Tensor:
     """The experts' output for any number of tokens; arguments and result as in ``moe_small``, which takes over where
     the tokens are few.
@@ -573,16 +494,21 @@ def moe(
     if tokens == 0:
         return torch.empty_like(x)
     if tokens <= GEMV_TOKENS and shapes is None:
-        return moe_small(x, gate_up, down, ids, weights, residual, out=out)
-    first, second = shapes or grouped_shapes(pairs, experts, x.dtype.itemsize)
+        return moe_small(x, gate_up, down, ids, weights, residual, out=out, scales=scales)
+    first, second = shapes or grouped_shapes(pairs, experts, x.dtype.itemsize, scales is not None)
     order = order_by_expert(ids, experts, first.rows)
-    hidden = torch.empty(pairs, inner, dtype=x.dtype, device=x.device)
     split = torch.empty(pairs, dim, dtype=x.dtype, device=x.device)
+    up_scales, down_scales = scales or (None, None)
+    source = Operand(x)
+    hidden = Operand(torch.empty(pairs, inner, dtype=x.dtype, device=x.device))
+    if scales is not None and rounds_activations(pairs, experts):
+        source = Operand(*quantize(x, grouped=True))
+        groups = torch.empty(pairs, divide_up(inner, GROUP), dtype=torch.float32, device=x.device)
+        hidden = Operand(torch.empty(pairs, inner, dtype=FLOAT8, device=x.device), groups)
     if out is None:
         out = torch.empty_like(x)
-    blocks = order.experts.shape[0]
-    _launch_grouped(x, gate_up, hidden, order, weights, first, inner, dim, top_k, True, blocks)
-    _launch_grouped(hidden, down, split, order, weights, second, dim, inner, 1, False, blocks)
+    _launch_grouped(source, Operand(gate_up, up_scales), hidden, order, weights, first, top_k, True)
+    _launch_grouped(hidden, Operand(down, down_scales), Operand(split), order, weights, second, 1, False)
     _combine[(tokens, divide_up(dim, 1024))](
         split,
         x if residual is None else residual,
@@ -597,38 +523,59 @@ def moe(
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Values and, of eight-bit ones, their scales."""
+
+    values: torch.Tensor
+    scales: torch.Tensor | None = None
+
+
 def _launch_grouped(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    out: torch.Tensor,
+    x: Operand,
+    w: Operand,
+    out: Operand,
     order: ExpertOrder,
     weights: torch.Tensor,
     tile: GroupedShape,
-    n: int,
-    k: int,
     divide: int,
     paired: bool,
-    blocks: int,
 ) -> None:
     """``paired``: the gate-up product with its activation; else the down product, times the routing weights."""
-    _grouped_matmul[(divide_up(n, tile.columns), blocks)](
-        x,
-        w,
-        out,
+    values, n = x.values, out.values.shape[1]
+    unused = values
+    x_scales = unused if x.scales is None else x.scales
+    w_scales = unused if w.scales is None else w.scales
+    out_scales = unused if out.scales is None else out.scales
+    k = values.shape[1]
+    depth = min(tile.depth, power_of_two(k), 128 if w.scales is not None else tile.depth)
+    _grouped_matmul[(divide_up(n, tile.columns), order.experts.shape[0])](
+        values,
+        x_scales,
+        w.values,
+        w_scales,
+        out.values,
+        out_scales,
         order.pairs,
         order.experts,
         order.num_blocks,
         weights,
         weights.numel(),
         n,
+        x_scales.stride(0),
+        w_scales.stride(0),
+        w_scales.stride(1),
+        out_scales.stride(0),
         K=k,
         DIVIDE=divide,
         BM=order.block,
         BN=tile.columns,
-        BK=min(tile.depth, power_of_two(k)),
+        BK=depth,
         SILU=paired,
         WEIGHTED=not paired,
+        SCALE=scale_kind(w.scales, 3),
+        ROUNDED=x.scales is not None,
         STAGES=tile.stages,
         num_warps=tile.warps,
-        **pdl_options(x.device),
+        **pdl_options(values.device),
     )

@@ -14,6 +14,7 @@ import torch
 
 from ceiba.checkpoint.base import RawTensor
 from ceiba.core.errors import CheckpointError
+from ceiba.layers.scaled import Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class WeightSpec:
     stored_cols: int
     dtype: torch.dtype
     device: torch.device
+    vocab: bool = False
+    """Rows are tokens: an embedding, an output head. Errors here show most, so a method may keep more bits."""
 
     @property
     def rows(self) -> int:
@@ -66,8 +69,11 @@ class Weight(Loadable, Protocol):
     """One stored matrix [out, in]."""
 
     @property
-    def dense(self) -> torch.Tensor | None:
-        """The matrix as values of the run's dtype, for kernels that fuse the product; None where it is not kept so."""
+    def dense(self) -> Matrix | None:
+        """The matrix as ``Ops`` multiplies it, for kernels that fuse the product; None where it is not kept so."""
+
+    def slots(self, part: str) -> dict[str, Slot]:
+        """Targets of the tensors that a checkpoint stores for one part, by suffix (``weight``)."""
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, in] → [T, out], in x's dtype."""
@@ -102,10 +108,13 @@ class ExpertSpec:
 class ExpertWeights(Protocol):
     """All experts of a layer."""
 
-    gate_up: torch.Tensor
-    """[E, 2 · inner, hidden], gate rows first"""
-    down: torch.Tensor
-    """[E, hidden, inner]"""
+    @property
+    def gate_up(self) -> Matrix:
+        """[E, 2 · inner, hidden], gate rows first"""
+
+    @property
+    def down(self) -> Matrix:
+        """[E, hidden, inner]"""
 
     def slots(self) -> dict[str, Slot]:
         """Targets by stored name below the experts' module."""

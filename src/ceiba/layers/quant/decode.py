@@ -41,6 +41,17 @@ def view_plain(raw: RawTensor) -> torch.Tensor:
     return data.view(dtype).view(raw.shape)
 
 
+def view_float8(raw: RawTensor) -> torch.Tensor:
+    """A tensor of eight-bit floats (``F8_E4M3``), sharing the file's memory."""
+    if raw.kind != "F8_E4M3":
+        raise CheckpointError(
+            f"tensor {raw.name} is stored as {raw.kind}, but the checkpoint's configuration says F8_E4M3 for matrices"
+        )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(raw.data.reshape(-1)).view(torch.float8_e4m3fn).view(raw.shape)
+
+
 def slabs(raw: RawTensor, start: int, rows: int) -> Iterator[tuple[int, torch.Tensor]]:
     """Rows [start, start + rows) of a stored matrix or vector as (offset from ``start``, values) pieces."""
     if raw.kind in PLAIN_KINDS:

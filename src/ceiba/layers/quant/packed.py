@@ -16,7 +16,7 @@ from ceiba.checkpoint.base import RawTensor
 from ceiba.core.errors import CheckpointError
 from ceiba.kernels import cpu
 from ceiba.layers.ops import Ops
-from ceiba.layers.quant.base import ExpertSpec, Weight, WeightSpec, check_shape
+from ceiba.layers.quant.base import ExpertSpec, Slot, Weight, WeightSpec, check_shape
 from ceiba.layers.quant.decode import slabs
 from ceiba.layers.quant.plain import DUMMY_STD, PlainExperts, PlainWeight
 
@@ -57,6 +57,9 @@ class PackedWeight:
         self.parts: dict[str, PackedPart] = {}
 
     dense = None
+
+    def slots(self, part: str) -> dict[str, Slot]:
+        return {"weight": Slot(self, part)}
 
     def load(self, part: str, raw: RawTensor) -> None:
         spec = self.spec

@@ -42,6 +42,9 @@ class PlainWeight:
     def dense(self) -> torch.Tensor:
         return self.value
 
+    def slots(self, part: str) -> dict[str, Slot]:
+        return {"weight": Slot(self, part)}
+
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         return self.ops.embed(self.value, ids)
 

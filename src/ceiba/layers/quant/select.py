@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ceiba.core.errors import ConfigError
 from ceiba.layers.ops import Ops
 from ceiba.layers.quant.base import QuantMethod
+from ceiba.layers.quant.fp8 import Fp8Method, stored_fp8
 from ceiba.layers.quant.gguf import GGUFMethod
 from ceiba.layers.quant.packed import PackedMethod
 from ceiba.layers.quant.plain import PlainMethod
 
 METHODS: dict[str, Callable[[Ops], QuantMethod]] = {"plain": PlainMethod, "gguf": GGUFMethod}
+ONLINE: dict[str, Callable[[Ops], QuantMethod]] = {"fp8": Fp8Method}
+"""Methods that round plain weights when they are loaded."""
 
 
-def quant_method(stored: str | None, requested: str | None, ops: Ops) -> QuantMethod:
-    """``stored`` is how the checkpoint is packed (None: plain), ``requested`` the --quantization flag.
+def quant_method(
+    stored: str | None, requested: str | None, ops: Ops, settings: Mapping[str, Any] | None = None
+) -> QuantMethod:
+    """``stored`` is how the checkpoint is packed (None: plain), ``requested`` the --quantization flag, ``settings`` the
+    checkpoint's ``quantization_config``.
 
     Raises ConfigError for a method we do not have, or for one that contradicts the checkpoint.
     """
+    if stored is None and requested in ONLINE:
+        return ONLINE[requested](ops)
+    if stored == "fp8" and requested in {None, "fp8"}:
+        return stored_fp8(settings or {}, ops)
     name = stored or "plain"
     if name not in METHODS:
         raise ConfigError(
