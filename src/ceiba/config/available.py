@@ -39,6 +39,9 @@ GRAMMAR_BACKENDS: Final = ("xgrammar", "llguidance", "outlines", "none")
 GRAPH_BACKENDS: Final = {"decode": ("full", "disabled"), "prefill": ("full", "disabled")}
 """CUDA graph modes the runner can capture, by phase, the preferred one first."""
 MODEL_IMPLS: Final = ("auto",)
+HICACHE_IO_BACKENDS: Final = ("kernel", "direct")
+HICACHE_LAYOUTS: Final = ("layer_first", "page_first", "page_first_direct")
+HICACHE_STORAGE: Final = ("file", "mooncake", "nixl", "dynamic")
 
 VALUES: Final[dict[str, tuple[str, ...]]] = {
     "--schedule-policy": POLICIES,
@@ -55,5 +58,9 @@ VALUES: Final[dict[str, tuple[str, ...]]] = {
     "--cuda-graph-backend-decode": GRAPH_BACKENDS["decode"],
     "--cuda-graph-backend-prefill": GRAPH_BACKENDS["prefill"],
     "--model-impl": MODEL_IMPLS,
+    "--hicache-host-memory-mode": ("cache",),
+    "--hicache-io-backend": HICACHE_IO_BACKENDS,
+    "--hicache-mem-layout": HICACHE_LAYOUTS,
+    "--hicache-storage-backend": HICACHE_STORAGE,
 }
 """Flag -> the values that work, where not every choice does."""

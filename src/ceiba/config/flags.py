@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any, Final, Literal, cast
 
 from ceiba.config.available import VALUES
-from ceiba.config.needs import refusal
+from ceiba.config.needs import VALUES_NEED, refusal
 from ceiba.core.errors import ConfigError
 
 Status = Literal["works", "hint", "refused"]
@@ -51,6 +51,11 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "--default-priority-value": (-(2**31) + 1, 2**31 - 1),
     "--priority-scheduling-preemption-threshold": (0, 2**32),
     "--cache-pin-budget": (0, 2**31 - 1),
+    "--hicache-ratio": (0.001, 10_000),
+    "--hicache-size": (0, 1_000_000),
+    "--hicache-host-memory-fraction": (0.01, 0.99),
+    "--hicache-storage-prefetch-retry-poll-interval": (1, 2**31 - 1),
+    "--hicache-storage-prefetch-retry-max-attempts": (0, 2**31 - 1),
     "--constrained-json-max-whitespace-cnt": (1, 4096),
 }
 """Numbers a flag takes, both ends included."""
@@ -152,7 +157,9 @@ class Flag:
         if not works or value is None or str(value) in works:
             return None
         if str(value) in self.choices:
-            return f"{self.name} {value}: not available yet. Instead: {', '.join(works)}."
+            why = VALUES_NEED.get(self.name, {}).get(str(value))
+            reason = f": {why}" if why else ""
+            return f"{self.name} {value}: not available yet{reason}. Instead: {', '.join(works)}."
         close = difflib.get_close_matches(str(value), works, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
         return f"{self.name} {value}: no such choice. Choose from {', '.join(works)}.{hint}"

@@ -51,10 +51,6 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
         "--cuda-graph-backend-decode, -prefill and --cuda-graph-max-bs-decode, -prefill work",
     ),
     "grpc": ("gRPC is not built", "use HTTP"),
-    "hicache": (
-        "cache tiers beyond the device's memory are not built",
-        "the prefix cache is on; --max-total-tokens and --mem-fraction-static enlarge it",
-    ),
     "hidden_states": ("returning inner states is not built", "ask for logprobs"),
     "host_tuning": ("this tuning of the host process is not built", "--watchdog-timeout works"),
     "http": ("this option of the HTTP server is not built", "put a proxy in front: HTTP/1.1 works"),
@@ -115,6 +111,29 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
         "several machines will be started with --nnodes, --node-rank and --dist-init-addr, which are not built yet",
     ),
 }
+
+
+VALUES_NEED: Final[dict[str, dict[str, str]]] = {
+    "--hicache-storage-backend": {
+        "hf3fs": "it needs a 3FS cluster and its client (hf3fs_fuse), for which there is no package to build against",
+        "aibrix": "it needs an AIBrix KV cluster and its package (aibrix-kvcache), which brings a CUDA build of torch",
+        "npu_memcache": "it needs Ascend NPUs and MemCache",
+        "eic": "it needs the EIC service and its closed client",
+        "simm": "it needs a SiMM cluster and its client",
+        "mori": "it needs AMD GPUs and MORI",
+        "tensorcast": "it needs a TensorCast service and its client",
+        "seaweedfs": "mount the file system and use the file backend on it",
+        "shm": "the host tier is in memory already; the file backend on /dev/shm survives a restart",
+        "sim": "it stands for a storage in simulations",
+    },
+    "--hicache-host-memory-mode": {"buffer_only": "host memory as a mere buffer of the storage is not built"},
+    "--hicache-io-backend": {"kernel_ascend": "it needs an Ascend NPU"},
+    "--hicache-mem-layout": {
+        "page_head": "it serves to share pages between servers of different tensor parallelism, which is not built",
+        "page_first_kv_split": "it needs an Ascend NPU",
+    },
+}
+"""Flag -> choice that does not work -> what it would take, where that says more than "not available yet"."""
 
 
 def refusal(flag: str, value: object, area: str) -> str:

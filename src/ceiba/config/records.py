@@ -46,6 +46,8 @@ class HiCacheConfig(Record, frozen=True, kw_only=True):
     mem_layout: Literal["layer_first", "page_first", "page_first_direct"] = "page_first"
     storage_backend: str | None = None
     storage_options: dict[str, object] = {}
+    storage_folder: str = ""
+    """Where the files of a storage go if its options do not say."""
     storage_page: int = 64
     """Tokens of one storage page, a multiple of the page size."""
     prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"

@@ -24,10 +24,12 @@ from ceiba.config.choose import (
 )
 from ceiba.config.env import LOG_LEVELS, Env
 from ceiba.config.flags import Flags
+from ceiba.config.hicache import HostRoom, hicache
 from ceiba.config.records import (
     Config,
     DeviceFacts,
     GrammarConfig,
+    HiCacheConfig,
     LaunchConfig,
     ModelConfig,
     ModelFacts,
@@ -95,6 +97,10 @@ class _Memory:
     fraction: float
     tokens: int
     context: int
+    kv_bytes: int
+    """Of one token."""
+    weights: int
+    """Bytes."""
 
 
 # --- model -----------------------------------------------------------------------------------------------------------
@@ -352,7 +358,9 @@ def _memory(work: _Work, dtype: Dtype, kv_dtype: str) -> _Memory:
     context = min(wanted, tokens)
     if context < wanted:
         work.notes.append(f"context_len lowered from {wanted} to {context}: the KV pool holds no more tokens.")
-    return _Memory(chunk, prefill, fraction, tokens, context)
+    per_token = work.model.kv_bytes_per_token(sizing.DTYPE_BYTES[kv_dtype])
+    weights = sizing.weight_bytes(work.model, dtype, packed=work.on_cpu and work.compiled)
+    return _Memory(chunk, prefill, fraction, tokens, context, per_token, weights)
 
 
 def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
@@ -389,6 +397,7 @@ def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
             flags.get("radix_eviction_policy"), flags.get("radix_eviction_policy_config")
         ),
         cache_pin_budget=_pin_budget(work, memory, cached),
+        hicache=_hicache(work, memory, cached),
         overlap=overlap,
         consecutive_prefill_overlap=not env.disable_consecutive_prefill_overlap,
         enable_mixed_chunk=flags.get("enable_mixed_chunk"),
@@ -462,6 +471,16 @@ def _check_pairs(work: _Work, priority: bool) -> None:
             "--prefill-decode-interval-min-bs",
             "--prefill-decode-interval-min-bs changes nothing without --prefill-decode-interval: give both.",
         )
+
+
+def _hicache(work: _Work, memory: _Memory, cached: bool) -> HiCacheConfig | None:
+    """The tiers below the device; on a CPU the pool itself lies in host memory, so they share what is free."""
+    taken = memory.weights + memory.tokens * memory.kv_bytes if work.on_cpu else 0
+    room = HostRoom(work.device.host_free_bytes - taken, memory.kv_bytes, memory.tokens)
+    generates = work.model.is_generation
+    found, notes = hicache(work.flags, room, cached=cached, generates=generates, folder=work.env.cache_dir / "hicache")
+    work.notes += notes
+    return found
 
 
 def _pin_budget(work: _Work, memory: _Memory, cached: bool) -> int:

@@ -70,6 +70,8 @@ class StorageStatus:
     state: str = "detached"
     backlog: int = 0
     """Bytes that wait to be written."""
+    writable: bool = True
+    """Off for a while after it said that it is full."""
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -111,20 +111,26 @@ def run_scheduler(boot: Boot, status: StatusWriter) -> None:
         from ceiba.checkpoint import open_checkpoint
         from ceiba.launch.zmq_ports import ZmqSchedulerPort
         from ceiba.obs import logs
+        from ceiba.runner.tiers import make_tiers
         from ceiba.runner.worker import ModelRunner
         from ceiba.scheduler.loop import Scheduler
     logs.setup(config.obs, SCHEDULER)
     with status.phase("load"):
         checkpoint = open_checkpoint(config.model.path, config.model.load_format, progress=False)
         runner = ModelRunner(config, checkpoint)
+        tiers = make_tiers(config, checkpoint, runner.pool)
     port = ZmqSchedulerPort(boot.endpoints)
     # The scheduler gives back only handles and states that these two made, which the protocols cannot say.
     grammar = make_grammar(config, runner.info)
-    scheduler = Scheduler(config.scheduler, cast(Runner, runner), port, grammar=cast("GrammarProvider | None", grammar))
+    scheduler = Scheduler(
+        config.scheduler, cast(Runner, runner), port, grammar=cast("GrammarProvider | None", grammar), tiers=tiers
+    )
     status.send(Ready(msgspec.to_builtins(runner.info)))
     try:
         scheduler.run(port.to_front)
     finally:
+        if tiers is not None:
+            tiers.close()
         runner.close()
         if grammar is not None:
             grammar.close()

@@ -29,7 +29,7 @@ log = logging.getLogger("ceiba.hicache")
 
 MAX_BACKUPS = 2
 """Backups under way at a time."""
-BACKUP_TOKENS = 8192
+BACKUP_TOKENS = 2048
 """Of one backup, as far as nodes go: more would hold up a restore behind it."""
 PACK_PAGES = 16
 """Storage pages of one read from the host."""
@@ -373,7 +373,7 @@ class HiCache:
             self._to_store.clear()
             return
         packing = sum(operation.kind is Kind.PACK for operation in self.cache.operations.values())
-        if status.state != "ok" or packing or status.backlog >= STORE_BACKLOG:
+        if status.state != "ok" or not status.writable or packing or status.backlog >= STORE_BACKLOG:
             while len(self._to_store) > MAX_TO_STORE:
                 self.counters.storage_dropped_tokens += len(self._to_store.popleft()[0])
             return

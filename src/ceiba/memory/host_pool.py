@@ -1,0 +1,144 @@
+"""KV of tokens in host memory, addressed by host slot, in one of three layouts. Owns the bytes; knows no tree.
+
+Keys and values are two planes of bytes, each [tokens, layers, width] to the outside, whatever its order in memory:
+
+    layer_first         [layers, tokens, width]         one layer's copies are long and contiguous
+    page_first          [tokens, layers, width]         a token is contiguous: one copy moves it through all layers
+    page_first_direct   [pages, layers, page, width]    a page's layer is contiguous on both sides: plain copies
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+
+from ceiba.memory.pool import KVPool, KVShape
+from ceiba.memory.zeros import lazy_zeros
+
+Layout = Literal["layer_first", "page_first", "page_first_direct"]
+
+
+class HostPlane:
+    """Keys or values of ``tokens`` slots: ``width`` bytes per token and layer."""
+
+    def __init__(self, layers: int, width: int, tokens: int, page_size: int, layout: Layout) -> None:
+        self.layers, self.width, self.tokens, self.page_size, self.layout = layers, width, tokens, page_size, layout
+        shape = {
+            "layer_first": (layers, tokens, width),
+            "page_first": (tokens, layers, width),
+            "page_first_direct": (tokens // page_size, layers, page_size, width),
+        }[layout]
+        self.data = lazy_zeros(*shape, dtype=torch.uint8, device="cpu")
+
+    def read(self, slots: torch.Tensor) -> torch.Tensor:
+        """Rows of ``slots`` int64 [N], uint8 [N, layers, width]."""
+        match self.layout:
+            case "page_first":
+                return self.data.index_select(0, slots)
+            case "layer_first":
+                return self.data.index_select(1, slots).transpose(0, 1).contiguous()
+        page, at = self._place(slots)
+        return self.data[page, :, at]
+
+    def write(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """``rows`` uint8 [N, layers, width] to ``slots`` int64 [N]."""
+        match self.layout:
+            case "page_first":
+                self.data.index_copy_(0, slots, rows)
+            case "layer_first":
+                self.data.index_copy_(1, slots, rows.transpose(0, 1))
+            case _:
+                page, at = self._place(slots)
+                self.data[page, :, at] = rows
+
+    def read_layer(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
+        """uint8 [N, width]."""
+        match self.layout:
+            case "page_first":
+                return self.data[:, layer].index_select(0, slots)
+            case "layer_first":
+                return self.data[layer].index_select(0, slots)
+        page, at = self._place(slots)
+        return self.data[page, layer, at]
+
+    def write_layer(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """``rows`` uint8 [N, width] to ``slots`` int64 [N]."""
+        match self.layout:
+            case "page_first":
+                self.data[:, layer].index_copy_(0, slots, rows)
+            case "layer_first":
+                self.data[layer].index_copy_(0, slots, rows)
+            case _:
+                page, at = self._place(slots)
+                self.data[page, layer, at] = rows
+
+    def pieces(self, layer: int, start: int, count: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """One layer of ``count`` consecutive slots as views: (offset, uint8 [n, width]), each as long as it can be."""
+        match self.layout:
+            case "page_first":
+                yield 0, self.data[start : start + count, layer]
+            case "layer_first":
+                yield 0, self.data[layer, start : start + count]
+            case _:
+                size, done = self.page_size, 0
+                while done < count:
+                    page, at = divmod(start + done, size)
+                    n = min(size - at, count - done)
+                    yield done, self.data[page, layer, at : at + n]
+                    done += n
+
+    def _place(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.div(slots, self.page_size, rounding_mode="floor"), slots % self.page_size
+
+
+class HostPool:
+    """Both planes. ``pin``: make the memory reachable for a CUDA device's copy engines."""
+
+    def __init__(self, shape: KVShape, tokens: int, page_size: int, layout: Layout, *, pin: bool = False) -> None:
+        self.shape = shape
+        self.tokens = tokens - tokens % page_size
+        size = shape.dtype.itemsize
+        widths = (shape.num_kv_heads * shape.head_dim * size, shape.num_kv_heads * shape.v_head_dim * size)
+        self.planes = [HostPlane(shape.num_layers, width, self.tokens, page_size, layout) for width in widths if width]
+        self._pinned: list[torch.Tensor] = []
+        if pin:
+            self._pin()
+
+    @property
+    def layout(self) -> Layout:
+        return self.planes[0].layout
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token."""
+        return sum(plane.layers * plane.width for plane in self.planes)
+
+    def close(self) -> None:
+        for data in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(data.data_ptr())
+        self._pinned = []
+
+    def _pin(self) -> None:
+        """Register the memory in place: torch's own pinned allocations are rounded up to a power of two."""
+        for plane in self.planes:
+            data = plane.data
+            code = int(torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.numel(), 0))
+            if code:
+                self.close()
+                raise MemoryError(
+                    f"{data.numel() >> 20} MiB of host memory could not be pinned (CUDA error {code}): lower "
+                    "--hicache-size or --hicache-ratio, or raise the limit of locked memory (ulimit -l)"
+                )
+            self._pinned.append(data)
+
+
+def device_planes(pool: KVPool) -> list[list[torch.Tensor]]:
+    """The device pool's layers as bytes, uint8 [slots, width] each: keys, then values."""
+    planes = []
+    for layers in (pool.k, pool.v):
+        flat = [layer.view(torch.uint8).view(len(layer), -1) if layer.numel() else layer for layer in layers]
+        if flat[0].numel():
+            planes.append(flat)
+    return planes

@@ -1,0 +1,1 @@
+"""The third tier: pages of KV as bytes in a store that outlives the process. Knows no slots and no torch."""
