@@ -46,6 +46,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "--queue-timeout": (0.001, math.inf),
     "--cuda-graph-max-bs-decode": (1, 4096),
     "--cuda-graph-max-bs-prefill": (64, 65536),
+    "--mixed-chunk-target-ms": (0, 60_000),
     "--prefill-decode-interval": (0, 2**31 - 1),
     "--prefill-decode-interval-min-bs": (0, 65536),
     "--default-priority-value": (-(2**31) + 1, 2**31 - 1),

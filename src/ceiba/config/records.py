@@ -83,6 +83,8 @@ class SchedulerConfig(Record, frozen=True, kw_only=True):
     consecutive_prefill_overlap: bool = True
     """Off: the result of a prefill is applied before another prefill is planned."""
     enable_mixed_chunk: bool = False
+    mixed_chunk_target: float = 0.0
+    """Seconds that a mixed step should take, by which its prefill is cut; 0: chunks are always whole."""
     shared_prefix: bool = True
     """Whether plans name the decode rows that begin with the same KV slots."""
     conservativeness: float = 1.0

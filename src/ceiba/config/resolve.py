@@ -40,6 +40,8 @@ from ceiba.config.records import (
 )
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+MIXED_TARGET_MS = 27
+"""A mixed step on a GPU: gaps between tokens stay below 30 ms."""
 
 
 def resolve(
@@ -401,6 +403,7 @@ def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
         overlap=overlap,
         consecutive_prefill_overlap=not env.disable_consecutive_prefill_overlap,
         enable_mixed_chunk=flags.get("enable_mixed_chunk"),
+        mixed_chunk_target=_mixed_target(work),
         shared_prefix=not flags.get("disable_shared_prefix_attention"),
         conservativeness=flags.get("schedule_conservativeness"),
         prefill_max_requests=flags.get("prefill_max_requests"),
@@ -423,6 +426,19 @@ def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
         in_batch_check_threshold=32 if check is None else check,
         in_batch_deprioritize_threshold=32 if deprioritize is None else deprioritize,
     )
+
+
+def _mixed_target(work: _Work) -> float:
+    """Seconds that a mixed step should take; 0: chunks are not cut to a time."""
+    asked = work.flags.get("mixed_chunk_target_ms")
+    if not work.flags.get("enable_mixed_chunk"):
+        if asked:
+            refuse(
+                "--mixed-chunk-target-ms",
+                "--mixed-chunk-target-ms changes nothing without --enable-mixed-chunk: give both.",
+            )
+        return 0.0
+    return (MIXED_TARGET_MS if asked is None and not work.on_cpu else asked or 0) / 1000
 
 
 def _grammar(work: _Work) -> GrammarConfig:

@@ -19,11 +19,15 @@ from ceiba.scheduler.budget import CLIP_NEW_TOKENS, NewTokenRatio, PrefillBudget
 from ceiba.scheduler.fair import FairShare
 from ceiba.scheduler.hicache import HiCache
 from ceiba.scheduler.output import report_interval
+from ceiba.scheduler.pacing import Pacer
 from ceiba.scheduler.policy import SHORT_SHARE, Matches, Policy, TwinPrefills, View
 from ceiba.scheduler.request import Request
 from ceiba.scheduler.rows import RowTable
 from ceiba.scheduler.stats import Counters
 from ceiba.scheduler.waiting import WaitingQueue
+
+CLEAR_TARGETS = 7
+"""Prompts that wait should be computed within so many mixed steps' target."""
 
 
 @dataclass(slots=True)
@@ -67,6 +71,9 @@ class Admission:
             leases.cache.enabled,
             leases.page_size,
         )
+        self.pacer: Pacer | None = None
+        if config.enable_mixed_chunk and config.mixed_chunk_target > 0:
+            self.pacer = Pacer(config.mixed_chunk_target, CLEAR_TARGETS * config.mixed_chunk_target)
         self.partial: Request | None = None
         """The one request that is partly prefilled."""
         self.holding = False
@@ -142,7 +149,21 @@ class Admission:
         tokens = min(config.chunked_prefill_size, config.max_prefill_tokens) if chunked else config.max_prefill_tokens
         if decode_tokens:  # a share stays with the prefill, however many rows decode
             tokens = max(tokens - decode_tokens, tokens // 4, 1)
+            if self.pacer is not None and chunked:
+                tokens = self.pacer.chunk(self._waiting(tokens), tokens)
         return PrefillBudget(tokens, config.prefill_max_requests or len(self.rows.requests), chunked)
+
+    def _waiting(self, enough: int) -> int:
+        """Prompt tokens that a free row waits for; counted no further than ``enough``. Cached ones count as well."""
+        total = 0
+        if self.partial is not None:
+            row = self.partial.row
+            total += int(self.rows.known[row] - self.leases.launched[row])
+        for index, request in enumerate(self.queue):
+            if total >= enough or index >= self.rows.num_free:
+                break
+            total += len(request.tokens)
+        return total
 
     def future(self, request: Request) -> int:
         """KV slots its output is expected to take; one page more, because the output does not end with a page."""

@@ -60,13 +60,15 @@ class CostModel:
     """Reading the KV of one token."""
     host: float = 4e-4
     """The host's own work per step."""
+    hidden: bool = False
+    """Whether the weights are read while the products of prompt tokens are computed, as far as those take."""
 
     def seconds(self, plan: StepPlan) -> float:
         decode = plan.num_segments - plan.num_prefill
         context = int((plan.starts + plan.lengths).sum())
+        products = self.prefill_token * (plan.num_tokens - decode)
         return (
-            self.step
-            + self.prefill_token * (plan.num_tokens - decode)
+            (max(self.step, products) if self.hidden else self.step + products)
             + self.decode_row * decode
             + self.context_token * context
         )

@@ -286,6 +286,9 @@ class Scheduler:
             self._device_free_at = now
             if self.hicache is not None and flight.plan.num_prefill == flight.plan.num_segments:
                 self.hicache.cost.computed(flight.plan.num_tokens, seconds)
+            if self.admission.pacer is not None:
+                decode = flight.plan.num_segments - flight.plan.num_prefill
+                self.admission.pacer.observe(flight.plan.num_tokens - decode, decode, seconds)
             for request, finish in self.results.apply(flight, output):
                 self._end(request, finish)
 

@@ -89,10 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--disable-radix-cache", action="store_true")
     parser.add_argument("--disable-overlap-schedule", action="store_true")
     parser.add_argument("--enable-mixed-chunk", action="store_true")
+    parser.add_argument("--mixed-chunk-target-ms", type=float, default=0.0, help="cut mixed chunks to this; 0: never")
     parser.add_argument("--cost-step-ms", type=float, default=cost.step * 1e3, help="per forward pass")
     parser.add_argument("--cost-prefill-us", type=float, default=cost.prefill_token * 1e6, help="per prompt token")
     parser.add_argument("--cost-decode-us", type=float, default=cost.decode_row * 1e6, help="per decoding request")
     parser.add_argument("--cost-context-ns", type=float, default=cost.context_token * 1e9, help="per token attended to")
+    parser.add_argument("--cost-hidden", action="store_true", help="weights are read while a prompt's products run")
     parser.add_argument("--cost-host-ms", type=float, default=cost.host * 1e3, help="host work per forward pass")
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - for standard output")
     parser.add_argument("--no-progress", action="store_true")
@@ -132,6 +134,7 @@ def main(argv: list[str] | None = None) -> int:
         decode_row=args.cost_decode_us / 1e6,
         context_token=args.cost_context_ns / 1e9,
         host=args.cost_host_ms / 1e3,
+        hidden=args.cost_hidden,
     )
     runs: dict[str, dict[str, Any]] = {}
     walls: dict[str, float] = {}
@@ -169,6 +172,7 @@ def _config(args: argparse.Namespace) -> SchedulerConfig:
         prefill_decode_interval=args.prefill_decode_interval,
         overlap=not args.disable_overlap_schedule,
         enable_mixed_chunk=args.enable_mixed_chunk,
+        mixed_chunk_target=args.mixed_chunk_target_ms / 1e3,
         random_seed=args.seed,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from machine_facts import gpu
 from test_resolve_rules import build
 
 from ceiba.cache import eviction
@@ -91,6 +92,17 @@ def test_eviction_options_are_checked():
     ):
         with pytest.raises(ConfigError, match=message):
             build({"--radix-eviction-policy": name, flag: options})
+
+
+def test_mixed_chunks_are_cut_to_a_time_on_a_gpu():
+    assert build({"--enable-mixed-chunk": True}).scheduler.mixed_chunk_target == 0
+    assert build({"--enable-mixed-chunk": True}, device=gpu(80)).scheduler.mixed_chunk_target == 0.027
+    for given, seconds in ((0, 0.0), (40, 0.04)):
+        flags = {"--enable-mixed-chunk": True, "--mixed-chunk-target-ms": given}
+        assert build(flags, device=gpu(80)).scheduler.mixed_chunk_target == seconds
+    assert build({}, device=gpu(80)).scheduler.mixed_chunk_target == 0
+    with pytest.raises(ConfigError, match="changes nothing without --enable-mixed-chunk"):
+        build({"--mixed-chunk-target-ms": 30})
 
 
 def test_pairs_that_cancel_each_other():
