@@ -75,6 +75,8 @@ MAX_SCHEMA_ITEMS: Final = 1_000_000
 """``minItems``, ``minProperties`` and ``minLength``: nothing longer can be generated."""
 MAX_CHOICES: Final = 4096
 """Strings of ``choice``."""
+MAX_NUMBERED_CALLS = 16
+"""Calls in one forced answer of a format that numbers them."""
 MAX_STRUCTURAL_TAGS: Final = 1024
 GRAMMAR_SECONDS: Final = 10.0
 """Compiling one grammar, in a process that is killed when they are over."""

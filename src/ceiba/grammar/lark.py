@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 
 from ceiba.grammar import tags
 from ceiba.grammar.base import Refusal
-from ceiba.grammar.regex import trim_anchors
+from ceiba.grammar.regex import escape, trim_anchors
 from ceiba.grammar.schema import Schema
 
-_TEXT = r"/(?s:.*)/"
+_ANY = "(?s:.*)"
+_TEXT = f"/{_ANY}/"
 
 
 class Writer:
@@ -28,6 +29,8 @@ class Writer:
         self._json_rule = json_rule
         self._rules: list[str] = []
         self._side: list[dict[str, str]] = []
+        self._made: dict[int, str] = {}
+        """id of a node -> its name: parts that a tree uses often are written once."""
 
     def grammar(self, node: tags.Node) -> str:
         """The whole grammar, in the JSON form that holds side grammars."""
@@ -41,9 +44,15 @@ class Writer:
         return name
 
     def _node(self, node: tags.Node) -> str:
+        if isinstance(node, tags.Text):
+            return self.literal(node.value) or '""'
+        made = self._made.get(id(node))
+        if made is None:
+            made = self._made[id(node)] = self._new(node)
+        return made
+
+    def _new(self, node: tags.Node) -> str:
         match node:
-            case tags.Text(value):
-                return self.literal(value) or '""'
             case tags.Json(schema):
                 return self._rule(f"%json {self._json_rule(schema)}")
             case tags.Regex(pattern):
@@ -64,6 +73,10 @@ class Writer:
                 return self._list(node)
             case tags.Triggered():
                 return self._triggered(node)
+            case tags.Until():
+                return self._bounded(node)
+            case tags.Repeat(part, least, most):
+                return self._rule(f"({self._node(part)}){{{least},{'' if most is None else most}}}")
         raise AssertionError(node)
 
     def _sequence(self, parts: list[tags.Node]) -> str:
@@ -89,6 +102,25 @@ class Writer:
             head = self._rule(f"TEXT {json.dumps(pieces[0], ensure_ascii=False)}", "[lazy]")
             return " ".join([head, *(self._piece(p) for p in pieces[1:])])
         return f"TEXT {self.literal(end)}"
+
+    def _bounded(self, node: tags.Until) -> str:
+        pieces = self._pieces(node.end)
+        first = pieces[0] if pieces and isinstance(pieces[0], str) else ""
+        rest = pieces[1:] if first else pieces
+        text = " & ".join(f"/({_slashes(p)}){_slashes(escape(first))}/" for p in node.patterns or (_ANY,))
+        stop, *others = (_slashes(escape(mark)) for mark in node.stops)
+        text += "".join(f" & ~/{_ANY}{mark}{_ANY}/" for mark in others)
+        if rest:  # a control token ends the text, and the mark may not be spelled out in it
+            words = self._terminal(f"{text} & ~/{_ANY}{stop}{_ANY}/")
+            return self._rule(" ".join([words, *(self._piece(p) for p in rest)]))
+        behind = len(first) - first.index(node.stops[0]) - len(node.stops[0])
+        words = self._terminal(f"{text} & ~/{_ANY}{stop}(?s:.{{{behind + 1},}})/")
+        return self._rule(words, "[lazy]")
+
+    def _terminal(self, body: str) -> str:
+        name = f"T{len(self._rules)}"
+        self._rules.append(f"{name}: {body}")
+        return name
 
     def _list(self, node: tags.TagList) -> str:
         one = self._rule(" | ".join(self._node(tag) for tag in node.tags))

@@ -102,6 +102,55 @@ def escape(text: str) -> str:
     return "".join(names.get(c) or (f"\\{c}" if c in special else c) for c in text)
 
 
+def containing(pattern: str, path: str = "") -> str:
+    """An expression, without anchors, for the texts in which ``pattern`` is found somewhere (JSON Schema's meaning).
+
+    Raises Refusal for anchors that do not stand at the ends of the whole or of one of its alternatives.
+    """
+    return "(" + "|".join(_found(part, path) for part in _alternatives(pattern)) + ")"
+
+
+def _found(part: str, path: str) -> str:
+    begin = end = "(?s:.*)"
+    if part.startswith("^"):
+        begin, part = "", part[1:]
+    stem = trim_anchors(part) if part.endswith("$") else part
+    if stem != part:
+        end, part = "", stem
+    at = 0
+    while at < len(part):
+        if part[at] == "\\":
+            if part[at + 1 : at + 2] in {"b", "B", "A", "z", "Z"}:
+                raise Refusal("anchors inside of an expression are not available here", path=path, keyword="pattern")
+            at += 2
+        elif part[at] == "[":
+            at = _class_end(part, at)
+        elif part[at] in "^$":
+            raise Refusal("anchors inside of an expression are not available here", path=path, keyword="pattern")
+        else:
+            at += 1
+    return f"{begin}({part}){end}"
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """The parts between bars that stand in no parenthesis."""
+    parts, depth, at, start = [], 0, 0, 0
+    while at < len(pattern):
+        char = pattern[at]
+        if char == "\\":
+            at += 2
+            continue
+        if char == "[":
+            at = _class_end(pattern, at)
+            continue
+        depth += (char == "(") - (char == ")")
+        if char == "|" and not depth:
+            parts.append(pattern[start:at])
+            start = at + 1
+        at += 1
+    return [*parts, pattern[start:]]
+
+
 def trim_anchors(pattern: str) -> str:
     """Without ^ and $ at its ends: a constraint always covers the whole answer."""
     if pattern.startswith("^"):

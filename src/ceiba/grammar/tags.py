@@ -86,7 +86,25 @@ class TagList:
     stop_after_first: bool = False
 
 
-Node = Text | Json | Regex | Ebnf | AnyText | Sequence | Either | Tag | Triggered | TagList
+@dataclass(frozen=True, slots=True)
+class Until:
+    """A text that fits all of ``patterns`` and holds none of ``stops``, then ``end``, which holds the first of them."""
+
+    patterns: tuple[str, ...]
+    stops: tuple[str, ...]
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """``part`` from ``least`` to ``most`` times (None: any number)."""
+
+    part: Node
+    least: int
+    most: int | None
+
+
+Node = Text | Json | Regex | Ebnf | AnyText | Sequence | Either | Tag | Triggered | TagList | Until | Repeat
 
 
 def parse(text: str) -> Node:
@@ -119,15 +137,23 @@ def texts(node: Node) -> Iterator[str]:
 
 
 def nodes(node: Node) -> Iterator[Node]:
-    yield node
-    if isinstance(node, Sequence | Either):
-        for part in node.parts:
-            yield from nodes(part)
-    elif isinstance(node, Tag):
-        yield from nodes(node.content)
-    elif isinstance(node, Triggered | TagList):
-        for tag in node.tags:
-            yield from nodes(tag)
+    """Every part of a tree once, however often it is used."""
+    stack, seen = [node], {id(node)}
+    while stack:
+        part = stack.pop()
+        yield part
+        inner: tuple[Node, ...] = ()
+        if isinstance(part, Sequence | Either):
+            inner = part.parts
+        elif isinstance(part, Tag):
+            inner = (part.content,)
+        elif isinstance(part, Triggered | TagList):
+            inner = part.tags
+        elif isinstance(part, Repeat):
+            inner = (part.part,)
+        fresh = [one for one in reversed(inner) if id(one) not in seen]
+        seen |= {id(one) for one in fresh}
+        stack += fresh
 
 
 # ── reading ──────────────────────────────────────────────────────────────────
@@ -137,12 +163,28 @@ def _ours(value: dict[str, Any]) -> Node:
     tags = tuple(_tag(tag, pointer("#/tags", i), 1) for i, tag in enumerate(_list(value, "tags", "#")))
     once = not value.get("parallel", True)
     begin, end = _text(value, "begin", "#", ""), _text(value, "end", "#", "")
-    calls = TagList(tags, _text(value, "separator", "#", ""), True, once)
+    separator = _text(value, "separator", "#", "")
+    numbered = any("{index" in tag.begin for tag in tags)
+    calls = _numbered(tags, separator, once) if numbered else TagList(tags, separator, True, once)
     if value.get("required"):
         return Sequence((Text(begin), calls, Text(end)))
     if begin:
         return Triggered((begin,), (Tag(begin, calls, end),), stop_after_first=once)
     return _triggered(tuple(value.get("triggers", ())), tags, "#", stop_after_first=once)
+
+
+def _numbered(tags: tuple[Tag, ...], separator: str, once: bool) -> Node:
+    """Calls that say which they are, from 1 (``{index}``) or 0 (``{index0}``) on."""
+
+    def call(i: int) -> Node:
+        begins = [tag.begin.replace("{index}", str(i + 1)).replace("{index0}", str(i)) for tag in tags]
+        return Either(tuple(Tag(b, tag.content, tag.end) for b, tag in zip(begins, tags, strict=True)))
+
+    last = 0 if once else limits.MAX_NUMBERED_CALLS - 1
+    calls = call(last)
+    for i in reversed(range(last)):
+        calls = Sequence((call(i), Either((Text(""), Sequence((Text(separator), calls))))))
+    return calls
 
 
 def _older(value: dict[str, Any]) -> Node:
@@ -242,7 +284,15 @@ _READERS: dict[str, Callable[[dict[str, Any], str, int], Node]] = {
     "tag": _read_tag,
     "triggered_tags": _read_triggered,
     "tags_with_separator": _read_list,
+    "tags": lambda value, path, depth: _ours(value),
+    **dict.fromkeys(("elements", "tree", "pythonic", "gemma"), lambda value, path, depth: _read_arguments(value, path)),
 }
+
+
+def _read_arguments(value: dict[str, Any], path: str) -> Node:
+    from ceiba.grammar import notations  # it is made of these nodes
+
+    return notations.read({**value, "schema": _schema(value.get("schema", True), pointer(path, "schema"))}, path)
 
 
 def _schema(value: Any, path: str) -> Schema:

@@ -212,7 +212,7 @@ def _constrained(
     if sampling.constrained:
         name = names.get("tool_choice", "tool_choice")
         raise BadRequest(f"{name}: a forced call leaves no room for a response format; send one of them.", param=name)
-    _check_notation(chat, found, names)
+    _mark_notation(chat, found)
     reason = "tools" if choice == "auto" else "tool_choice"
     name = names["structural_tag"] = names.get(reason, reason)
     if backend in {"none", "outlines"}:
@@ -233,36 +233,23 @@ def _shape_or_calls(chat: Chat, tool: ToolFormat, names: dict[str, str]) -> Samp
         raise BadRequest(f"{name} go together with a JSON schema for the answer, with no other grammar.", param=name)
     found = tool.constraint("required", parallel=chat.parallel, strict=chat.strict)
     assert found is not None
-    _check_notation(chat, found, names)
-    calls = {
-        "type": "tags_with_separator",
-        "tags": found["tags"],
-        "separator": found["separator"],
-        "at_least_one": True,
-        "stop_after_first": not found["parallel"],
-    }
-    parts = [{"type": "const_string", "value": found[side]} for side in ("begin", "end")]
+    _mark_notation(chat, found)
     shape = {"type": "json_schema", "json_schema": msgspec.json.decode(sampling.json_schema)}
-    either = [shape, {"type": "sequence", "elements": [parts[0], calls, parts[1]]}]
-    text = msgspec.json.encode({"type": "structural_tag", "format": {"type": "or", "elements": either}}).decode()
+    text = msgspec.json.encode(
+        {"type": "structural_tag", "format": {"type": "or", "elements": [shape, found]}}
+    ).decode()
     names["structural_tag"] = names.get("json_schema", "response_format")
     return msgspec.structs.replace(sampling, json_schema=None, structural_tag=text)
 
 
-def _check_notation(chat: Chat, found: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Arguments that are not written as JSON keep to no schema: fine for a forced call, not for a strict one."""
+def _mark_notation(chat: Chat, found: dict[str, Any]) -> None:
+    """Say of arguments that are not written as JSON whether a schema that cannot be held there is let go: the tool is
+    named in a refusal otherwise."""
     for tag in found["tags"]:
-        if tag["content"]["type"] == "json":
-            continue
-        function = next(t["function"] for t in chat.tools if t["function"]["name"] == tag["name"])
-        if chat.strict or function.get("strict"):
-            name = names.get("tools", "tools")
-            raise BadRequest(
-                f"{name}: {tag['name']!r} is strict, but this model does not write arguments as JSON, so no schema can "
-                "hold them; leave strict out.",
-                param=name,
-            )
-        tag["content"] = {"type": "any_text"}
+        if tag["content"]["type"] != "json":
+            function = next(t["function"] for t in chat.tools if t["function"]["name"] == tag["name"])
+            tag["content"]["tool"] = tag["name"]
+            tag["content"]["loose"] = not (chat.strict or function.get("strict"))
 
 
 # ── thinking ─────────────────────────────────────────────────────────────────

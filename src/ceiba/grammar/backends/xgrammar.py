@@ -76,7 +76,10 @@ def takes(constraint: Constraint, spacing: Spacing, vocabulary: Vocabulary) -> b
         tree = tags.parse(constraint.text)
         if any(name in text for text in tags.texts(tree) for name in vocabulary.special):
             return False  # a control token is a token, not its spelling
-        return all(exact(node.schema) for node in tags.nodes(tree) if isinstance(node, tags.Json))
+        parts = list(tags.nodes(tree))
+        if any(isinstance(node, tags.Until | tags.Repeat) for node in parts):
+            return False  # it knows no text without a mark
+        return all(exact(node.schema) for node in parts if isinstance(node, tags.Json))
     return True
 
 

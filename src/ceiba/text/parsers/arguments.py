@@ -51,7 +51,9 @@ class Tools:
 
     def parameter(self, name: str, key: str) -> Schema | None:
         """The schema of one argument, or None if the tool's schema does not speak of it."""
-        found = self.properties(name).get(key)
+        found = part(self.schema(name), self.schema(name), "properties", key)
+        if found is None:
+            found = self.properties(name).get(key)
         if found is None:
             found = self.schema(name).get("additionalProperties")
             if not isinstance(found, Mapping):
@@ -188,6 +190,25 @@ def _type_of(value: object) -> str:
         case list():
             return "array"
     return "object"
+
+
+def part(schema: Schema | None, root: Schema, *way: str, depth: int = 0) -> Schema | None:
+    """What ``schema`` says of a part of its values (``"properties", name`` or ``"items"``), also in the branches of a
+    union; None where it says nothing."""
+    if schema is None or depth > MAX_DEPTH:
+        return None
+    schema = _resolved(schema, root)
+    found: Any = schema
+    for step in way:
+        found = found.get(step) if isinstance(found, Mapping) else None
+    if isinstance(found, Mapping):
+        return _resolved(found, root)
+    for word in ("allOf", "anyOf", "oneOf"):
+        for branch in schema.get(word) or ():
+            inner = part(branch, root, *way, depth=depth + 1) if isinstance(branch, Mapping) else None
+            if inner is not None:
+                return inner
+    return None
 
 
 def _resolved(schema: Schema, root: Schema) -> Schema:

@@ -153,7 +153,9 @@ class Elements(ToolFormat):
     def body(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """``{key}`` in ``open`` is the argument's name; strings stand bare, other values are JSON."""
         opened, closed = self.argument()
-        return {"type": "elements", "schema": schema, "open": opened, "close": closed}
+        # What `_text` takes for the end of a value although its own tag is missing.
+        avoid = [self.call[2], *([self.parameter[0]] if self.lines else [])]
+        return {"type": "elements", "schema": schema, "open": opened, "close": closed, "avoid": avoid}
 
     def argument(self) -> tuple[str, str]:
         raise NotImplementedError

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ceiba.text.parsers.arguments import Schema, coerce, object_text, types
+from ceiba.text.parsers.arguments import Schema, coerce, object_text, part, types
 from ceiba.text.parsers.literals import MAX_DEPTH, quote
 from ceiba.text.parsers.source import Cut, Malformed, Source, Wait, markers
 from ceiba.text.parsers.tools.base import Calls, ToolFormat
@@ -82,6 +82,7 @@ class MiniMaxM3(ToolFormat):
             "open": _NS + "<{key}>",
             "close": _NS + "</{key}>",
             "item": "item",
+            "mark": _NS,
         }
 
 
@@ -101,12 +102,6 @@ def _json(node: Node, schema: Schema | None, root: Schema) -> str:
     wanted = types(schema, root) if schema is not None else frozenset({"array", "object"})
     items = all(tag == "item" for tag, _ in children)
     if items and ("array" in wanted or "object" not in wanted):
-        inner = (schema or {}).get("items")
-        return "[" + ", ".join(_json(n, _sub(inner), root) for _, n in children) + "]"
-    known = (schema or {}).get("properties")
-    known = known if isinstance(known, Mapping) else {}
-    return object_text([(tag, _json(n, _sub(known.get(tag)), root)) for tag, n in children])
-
-
-def _sub(schema: object) -> Schema | None:
-    return schema if isinstance(schema, Mapping) else None
+        inner = part(schema, root, "items")
+        return "[" + ", ".join(_json(n, inner, root) for _, n in children) + "]"
+    return object_text([(tag, _json(n, part(schema, root, "properties", tag), root)) for tag, n in children])
