@@ -82,7 +82,8 @@ class Control(Wire):
     """An operation on the scheduler, answered by one ``Reply`` with the same id.
 
     ``op``: ``flush_cache`` · ``state`` (for /server_info) · ``load`` · ``idle_check`` (assert_ledger) · ``shutdown`` ·
-    ``cache_explain`` · ``cache_tree`` · ``cache_pin`` · ``cache_unpin`` · ``cache_pins`` · further ones as features
+    ``cache_explain`` · ``cache_tree`` · ``cache_pin`` · ``cache_unpin`` · ``cache_pins`` · ``hicache_status`` ·
+    ``hicache_attach`` · ``hicache_detach`` · ``hicache_clear`` · further ones as features
     come. ``args`` and the reply's ``value`` are plain msgpack values.
     """
 

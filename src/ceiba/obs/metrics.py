@@ -39,6 +39,8 @@ GAUGES: dict[str, tuple[str, str, bool]] = {
     "page_size": ("sglang:page_size", "KV slots of a page", False),
     "num_pages": ("sglang:num_pages", "Pages of the KV pool", False),
     "context_len": ("sglang:context_len", "Longest prompt and answer together, in tokens", False),
+    "hicache_host_total_tokens": ("sglang:hicache_host_total_tokens", "KV slots of the host tier", False),
+    "hicache_host_used_tokens": ("sglang:hicache_host_used_tokens", "KV slots of the host tier in use", False),
     "is_cuda_graph": ("sglang:is_cuda_graph", "Whether the last decode step ran as a graph", False),
 }
 COUNTERS: dict[str, tuple[str, str]] = {
@@ -52,7 +54,39 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "scheduler_idle_seconds_total": ("sglang:scheduler_idle_seconds", "Seconds the scheduler had nothing to do"),
     "scheduler_process_cpu_seconds_total": ("sglang:scheduler_process_cpu_seconds", "CPU seconds of the scheduler"),
     "forwards_total": ("ceiba:forwards", "Forward passes since start"),
+    "hicache.backup_tokens": ("sglang:hicache_backup_tokens", "Tokens copied from the device to the host"),
+    "hicache.backup_bytes": ("sglang:hicache_backup_bytes", "Bytes copied from the device to the host"),
+    "hicache_backup_dropped_tokens": ("sglang:hicache_backup_dropped_tokens", "Tokens for which the host had no room"),
+    "hicache_dropped_tokens": ("sglang:hicache_dropped_tokens", "Tokens that left the host tier for good"),
+    "hicache.load_back_tokens": ("sglang:load_back_tokens", "Tokens copied from the host to the device"),
+    "hicache.load_back_bytes": ("sglang:load_back_bytes", "Bytes copied from the host to the device"),
+    "hicache.prefetched_tokens": ("sglang:prefetched_tokens", "Tokens read from the storage"),
+    "hicache.backuped_tokens": ("sglang:backuped_tokens", "Tokens written to the storage, or found there"),
+    "hicache.prefetch_hit_tokens": ("sglang:storage_prefetch_hit_tokens", "Tokens that the storage had"),
+    "hicache.prefetch_unfulfilled_tokens": (
+        "sglang:storage_prefetch_unfulfilled_tokens",
+        "Tokens that the storage had and that did not come in time",
+    ),
+    "hicache.prefetch_deferred_tokens": (
+        "sglang:storage_prefetch_deferred_tokens",
+        "Tokens read from the storage that had to wait for room in the host tier",
+    ),
+    "hicache.storage_errors": ("ceiba:hicache_storage_errors", "Jobs that the storage failed"),
 }
+DURATIONS: dict[str, tuple[str, str, str]] = {
+    # metric: stat of the sum, stat of the count, help
+    "sglang:hicache_backup_duration_seconds": ("backup_seconds", "backup_ops", "Copying from the device to the host"),
+    "sglang:load_back_duration_seconds": ("load_back_seconds", "load_back_ops", "Copying from the host to the device"),
+    "sglang:prefetch_pgs": ("prefetch_pages", "prefetch_ops", "Pages of one report from the storage"),
+    "sglang:backup_pgs": ("backup_pages", "store_ops", "Pages of one write to the storage"),
+}
+"""Sums and counts of what the cache tiers do."""
+BANDWIDTHS: dict[str, tuple[str, str, str]] = {
+    # metric: stat of the bytes, stat of the seconds, help
+    "sglang:prefetch_bandwidth": ("prefetch_bytes", "prefetch_seconds", "Reading from the storage, GB/s since start"),
+    "sglang:backup_bandwidth": ("store_bytes", "store_seconds", "Writing to the storage, GB/s since start"),
+}
+CACHE_SOURCES = ("device", "host", "storage")
 ALIASES: dict[str, str] = {
     # short heartbeat stat -> the name above
     "running": "num_running_reqs",
@@ -125,7 +159,13 @@ class FrontMetrics:
         self._aborted = counter("sglang:num_aborted_requests", "Choices that were aborted")
         self._prompt_tokens = counter("sglang:prompt_tokens", "Prompt tokens of ended choices")
         self._output_tokens = counter("sglang:generation_tokens", "Generated tokens of ended choices")
-        self._cached_tokens = counter("sglang:cached_tokens", "Prompt tokens that the prefix cache held")
+        cached = Counter(
+            "sglang:cached_tokens",
+            "Prompt tokens that the prefix cache held, by where they lay",
+            ["model_name", "cache_source"],
+            registry=registry,
+        )
+        self._cached_tokens = {tier: cached.labels(self._model_name, tier) for tier in CACHE_SOURCES}
         self._ttft = histogram("sglang:time_to_first_token_seconds", "From arrival to first token", _TIME_BUCKETS)
         self._itl = histogram("sglang:inter_token_latency_seconds", "Between two tokens", _TOKEN_TIME_BUCKETS)
         self._e2e = histogram("sglang:e2e_request_latency_seconds", "From arrival to end", _TIME_BUCKETS)
@@ -176,7 +216,8 @@ class FrontMetrics:
             return
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._output_tokens.inc(usage.completion_tokens)
-        self._cached_tokens.inc(usage.cached_tokens)
+        for tier, tokens in (usage.cached_by_tier or {"device": usage.cached_tokens}).items():
+            self._cached_tokens[tier].inc(tokens)
         self._queue_time.observe(usage.queue_time)
         self._prompt_sizes.observe(usage.prompt_tokens)
         self._uncached_sizes.observe(max(0, usage.prompt_tokens - usage.cached_tokens))
@@ -235,6 +276,7 @@ class FrontMetrics:
                 family = CounterMetricFamily(name, doc, labels=["model_name"])
                 family.add_metric([self._model_name], stats[stat])
                 yield family
+        yield from self._tiers(stats, gauge)
         running = 0.0 if idle else stats.get("num_running_reqs", 0.0)
         yield gauge("sglang_batch_size_current", "Requests in the running batch", running)
         usage = 0.0 if idle else stats.get("token_usage", 0.0)
@@ -243,6 +285,20 @@ class FrontMetrics:
         yield gauge("sglang_gpu_utilization", "Share of time the device spent in forward passes, 0..1", busy)
         yield gauge("sglang:http_requests_active", "HTTP requests in flight", float(self._active))
         yield gauge("ceiba:live_choices", "Choices that the front waits for", float(max(0, self._live)))
+
+    def _tiers(self, stats: Mapping[str, float], gauge: Callable[[str, str, float], Metric]) -> Iterator[Metric]:
+        """What the cache tiers moved, where there are any."""
+        from prometheus_client.core import SummaryMetricFamily
+
+        if "hicache.backup_ops" not in stats:
+            return
+        for name, (total, count, doc) in DURATIONS.items():
+            summary = SummaryMetricFamily(name, doc, labels=["model_name"])
+            summary.add_metric([self._model_name], int(stats[f"hicache.{count}"]), stats[f"hicache.{total}"])
+            yield summary
+        for name, (size, seconds, doc) in BANDWIDTHS.items():
+            spent = stats[f"hicache.{seconds}"]
+            yield gauge(name, doc, stats[f"hicache.{size}"] / spent / 1e9 if spent else 0.0)
 
 
 class _Scrape:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ceiba.cache.ledger import LedgerError, assert_ledger, read_ledger
+from ceiba.core.errors import CeibaError
 from ceiba.core.messages import Control, Reply
-from ceiba.scheduler import inspect
+from ceiba.scheduler import hicache_control, inspect
+from ceiba.scheduler.hicache import HiCache
 
 if TYPE_CHECKING:
     from ceiba.scheduler.loop import Scheduler
@@ -32,18 +34,27 @@ class Controls:
             "load": self._load,
             "idle_check": self._idle_check,
             "shutdown": self._shutdown,
-            "cache_explain": self._inspect(inspect.explain),
+            "hicache_status": self._tiers(hicache_control.status),
+            "hicache_detach": self._tiers(hicache_control.detach),
             "cache_tree": self._inspect(inspect.tree),
             "cache_pin": self._inspect(inspect.pin),
             "cache_unpin": self._inspect(inspect.unpin),
             "cache_pins": self._inspect(inspect.list_pins),
         }
 
-    def answer(self, message: Control) -> Reply:
-        """Do it; every outcome is a reply."""
+        self._later: dict[str, Callable[[Args, hicache_control.Answer], None]] = {
+            "cache_explain": self._explain,
+            "hicache_attach": lambda args, answer: hicache_control.attach(self._hicache(), args, answer),
+            "hicache_clear": lambda args, answer: hicache_control.clear(self._hicache(), answer),
+        }
+
+    def answer(self, message: Control) -> Reply | None:
+        """Do it; every outcome is a reply, now or (None) later."""
+        if message.op in self._later:
+            return self._begin(message)
         operation = self._operations.get(message.op)
         if operation is None:
-            known = ", ".join(sorted(self._operations))
+            known = ", ".join(sorted([*self._operations, *self._later]))
             return Reply(id=message.id, ok=False, error=f"operation {message.op!r} is not known; known: {known}")
         try:
             return Reply(id=message.id, ok=True, value=operation(message.args))
@@ -51,6 +62,39 @@ class Controls:
             return Reply(id=message.id, ok=False, error=f"{message.op} needs the argument {error}")
         except Refused as refusal:
             return Reply(id=message.id, ok=False, error=str(refusal))
+
+    def _begin(self, message: Control) -> Reply | None:
+        """An operation whose answer may take a while; it is sent when it is there."""
+
+        def answer(ok: bool, value: object, error: str) -> None:
+            self._scheduler.port.to_front(Reply(id=message.id, ok=ok, value=value, error=error))
+
+        try:
+            self._later[message.op](message.args, answer)
+        except KeyError as error:
+            return Reply(id=message.id, ok=False, error=f"{message.op} needs the argument {error}")
+        except (hicache_control.NoHiCache, hicache_control.Refusal) as refusal:
+            return Reply(id=message.id, ok=False, error=str(refusal))
+        except CeibaError as error:
+            return Reply(id=message.id, ok=False, error=error.message)
+        return None
+
+    def _hicache(self) -> HiCache:
+        if self._scheduler.hicache is None:
+            raise hicache_control.NoHiCache
+        return self._scheduler.hicache
+
+    def _tiers(self, function: Callable[[HiCache], dict[str, object]]) -> Operation:
+        def answer(args: Args) -> dict[str, object]:
+            try:
+                return function(self._hicache())
+            except (hicache_control.NoHiCache, hicache_control.Refusal) as error:
+                raise Refused(str(error)) from error
+
+        return answer
+
+    def _explain(self, args: Args, answer: hicache_control.Answer) -> None:
+        inspect.explain(self._scheduler, args, lambda value: answer(True, value, ""))
 
     def _inspect(self, function: Callable[[Scheduler, Args], dict[str, object]]) -> Operation:
         def answer(args: Args) -> dict[str, object]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,8 @@ STORE_BACKLOG = 256 << 20
 MAX_TO_STORE = 65536
 MAX_TIMEOUT = 30.0
 """Seconds, the longest that a request waits for the storage under ``timeout``."""
+LOOK_SECONDS = 2.0
+"""How long an explanation waits for the storage."""
 NO_NEWS = 30.0
 """Seconds without news from the storage after which even ``wait_complete`` stops waiting."""
 
@@ -119,8 +121,8 @@ class HiCache:
         self.write_policy = config.write_policy
         self.threshold = config.prefetch_threshold
         self.timeout = (config.prefetch_timeout_base, config.prefetch_timeout_per_ki_token)
-        self.replies: dict[int, Callable[[StorageDone], None]] = {}
-        """Ticket -> who waits for an attach or clear."""
+        self._expected: dict[int, tuple[float, Callable[[StorageDone], None]]] = {}
+        """Ticket -> until when somebody waits for that news, and who."""
 
     @property
     def waiting(self) -> int:
@@ -130,10 +132,13 @@ class HiCache:
     @property
     def busy(self) -> bool:
         """Whether something is under way or due, so that the loop should look again soon."""
-        return bool(
-            self.cache.operations or self._fetches or self._stores or self._to_store or self.cache.touched
-            or self.replies
-        )  # fmt: skip
+        if self.cache.operations or self._fetches or self._stores or self.cache.touched or self._expected:
+            return True
+        return bool(self._to_store) and self._takes_pages()
+
+    def _takes_pages(self) -> bool:
+        status = self.io.storage()
+        return status.state == "ok" and status.writable and status.backlog < STORE_BACKLOG
 
     def set_write_policy(self, policy: str) -> None:
         self.write_policy = policy  # type: ignore[assignment]
@@ -146,9 +151,11 @@ class HiCache:
         if self.cache.operations:
             for done in self.io.poll():
                 self._settle(done, now)
-        if self._by_ticket or self._stores or self.replies:
+        if self._by_ticket or self._stores or self._expected:
             for news in self.io.poll_storage():
                 self._hear(news, now)
+        if self._expected:
+            self._expire(now)
         if self._fetches:
             for fetch in list(self._fetches.values()):
                 if fetch.blobs:
@@ -368,12 +375,11 @@ class HiCache:
 
     def _write_out(self) -> None:
         """Give the storage what the host has, as fast as it takes it."""
-        status = self.io.storage()
-        if status.state == "detached":
+        if self.io.storage().state == "detached":
             self._to_store.clear()
             return
-        packing = sum(operation.kind is Kind.PACK for operation in self.cache.operations.values())
-        if status.state != "ok" or not status.writable or packing or status.backlog >= STORE_BACKLOG:
+        packing = any(operation.kind is Kind.PACK for operation in self.cache.operations.values())
+        if packing or not self._takes_pages():
             while len(self._to_store) > MAX_TO_STORE:
                 self.counters.storage_dropped_tokens += len(self._to_store.popleft()[0])
             return
@@ -402,8 +408,8 @@ class HiCache:
         fetch = self._by_ticket.get(news.ticket)
         if fetch is not None:
             self._fetched(fetch, news, now)
-        elif news.ticket in self.replies:
-            self.replies.pop(news.ticket)(news)
+        elif news.ticket in self._expected and (news.final or news.found is not None):
+            self._expected.pop(news.ticket)[1](news)
         elif news.final and news.ticket in self._stores:
             nodes, last = self._stores.pop(news.ticket)
             self.counters.stored(news, self.io.info.storage_page)
@@ -499,6 +505,38 @@ class HiCache:
         self._to_store.clear()
         self.unmark()
 
+    def expect(self, ticket: int, seconds: float, heard: Callable[[StorageDone], None]) -> None:
+        """Call ``heard`` with the last news of a job, or with an error when none comes in time."""
+        self._expected[ticket] = (self.clock() + seconds, heard)
+
+    def _expire(self, now: float) -> None:
+        for ticket in [ticket for ticket, (until, _) in self._expected.items() if now >= until]:
+            self.io.cancel(ticket)
+            self._expected.pop(ticket)[1](StorageDone(ticket, final=True, error="the storage does not answer"))
+
+    def set_knobs(self, knobs: Mapping[str, float]) -> None:
+        """Of prefetching, by their names in the extra configuration; what is missing goes back to the default."""
+        config = self.config
+        self.threshold = int(knobs.get("prefetch_threshold", config.prefetch_threshold))
+        self.timeout = (
+            knobs.get("prefetch_timeout_base", config.prefetch_timeout_base),
+            knobs.get("prefetch_timeout_per_ki_token", config.prefetch_timeout_per_ki_token),
+        )
+
+    def look(self, key: CacheKey, known: int, limit: int, heard: Callable[[int], None]) -> bool:
+        """Ask the storage how many tokens of ``key`` it has beyond the first ``known``; False: there is none to ask."""
+        page = self.io.info.storage_page
+        first, pages = known // page, limit // page
+        if self.io.storage().state != "ok" or pages <= first:
+            return False
+        ticket = self.io.fetch(key.namespace, key.tokens[: pages * page], first, 2**31)
+
+        def done(news: StorageDone) -> None:
+            heard(max(0, (first + (news.found or 0)) * page - known))
+
+        self.expect(ticket, LOOK_SECONDS, done)
+        return True
+
     def unmark(self) -> None:
         """No node is in the storage any more, as far as anybody knows."""
         for node in self.cache.nodes():
@@ -511,12 +549,6 @@ class HiCache:
         nodes = [node for node in self.cache.nodes() if isinstance(node, TierNode) and node.hosted and not node.stored]
         nodes.sort(key=lambda node: -node.last_access)
         self._to_store.extend((node, 0) for node in nodes[:MAX_TO_STORE])
-
-    def where(self, key: CacheKey, limit: int) -> dict[str, int]:
-        """Tokens of ``key`` by the quickest tier that has them."""
-        tiers = self.cache.match_tiers(key, limit)
-        split = {"device": tiers.device.length, "host": tiers.host}
-        return {tier: tokens for tier, tokens in split.items() if tokens}
 
     def stats(self) -> dict[str, float]:
         cache, counters = self.cache, self.counters

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from ceiba.cache.base import Node, Tier
 from ceiba.cache.keys import CacheKey, Int32
 from ceiba.cache.radix import RadixCache
+from ceiba.cache.tiers import TieredCache, TierNode
 from ceiba.core.messages import bytes_to_ids
 
 if TYPE_CHECKING:
@@ -36,7 +37,24 @@ class NothingCached(Exception):
         super().__init__("the prefix cache is off: start the server without --disable-radix-cache")
 
 
-def explain(scheduler: Scheduler, args: Mapping[str, Any]) -> dict[str, object]:
+def explain(scheduler: Scheduler, args: Mapping[str, Any], answered: Callable[[dict[str, object]], None]) -> None:
+    """Explain a prompt; ``answered`` gets the answer, later where a storage has to be asked (see ``explain_now``)."""
+    answer = explain_now(scheduler, args)
+    tiers = scheduler.hicache
+    key = CacheKey(str(args.get("namespace", "")), np.array(bytes_to_ids(args["input_ids"]), np.int32))
+    known = int(answer["cached_tokens"])  # type: ignore[call-overload]
+
+    def heard(tokens: int) -> None:
+        if tokens:
+            split: dict[str, int] = answer["cached_by_tier"]  # type: ignore[assignment]
+            answer["cached_by_tier"] = {**split, "storage": tokens}
+        answered(answer)
+
+    if tiers is None or not tiers.look(key, known, len(key) - 1, heard):
+        answered(answer)
+
+
+def explain_now(scheduler: Scheduler, args: Mapping[str, Any]) -> dict[str, object]:
     """How far ``input_ids`` (int32 bytes) of ``namespace`` matches, where and why the match ends.
 
     ``reason``: ``cached`` (all of it, as far as a cache may serve), ``evicted``, ``diverges`` (the cache goes on with
@@ -56,13 +74,16 @@ def explain(scheduler: Scheduler, args: Mapping[str, Any]) -> dict[str, object]:
     if not isinstance(cache, RadixCache):
         return answer
     match = cache.match(key)
-    at = match.length
+    path, at = match.path, match.length
+    if isinstance(cache, TieredCache):
+        both = cache.match_tiers(key)
+        path, at = [*path, *both.beyond], both.length
     now = scheduler.clock()
     evictions = [
         {"start": run.start, "tokens": run.length, "seconds_ago": now - run.at, "for": run.cause}
         for run in scheduler.history.missing(key, at)[:MAX_EVICTIONS]
     ]
-    others = _continuations(cache, key, match.path, at)
+    others = _continuations(cache, key, path, at)
     limit = len(tokens) - 1
     if at >= limit - limit % cache.page_size:
         reason = "cached"
@@ -70,9 +91,9 @@ def explain(scheduler: Scheduler, args: Mapping[str, Any]) -> dict[str, object]:
         reason = "evicted" if evictions else ("diverges" if others else "new")
     answer |= {
         "cached_tokens": at,
-        "cached_by_tier": _tiers(match.path, at),
+        "cached_by_tier": _tiers(path, at),
         "usable_tokens": min(at, limit - limit % cache.page_size),
-        "pinned_tokens": sum(len(node) for node in match.path if node.pins),
+        "pinned_tokens": sum(len(node) for node in path if node.pins),
         "reason": reason,
         "evictions": evictions,
         "elsewhere": max((len_ for len_ in _elsewhere(cache, key)), default=0),
@@ -131,6 +152,7 @@ def tree(scheduler: Scheduler, args: Mapping[str, Any]) -> dict[str, object]:
         "tokens": leases.cache.evictable + leases.cache.locked,
         "tokens_locked": leases.cache.locked,
         "tokens_pinned": leases.pins.tokens,
+        "tokens_by_tier": _resident(cache),
         "nodes": sum(sizes[root][1] for root in roots) - len(roots),
         "capacity": leases.allocator.total,
         "evicted_tokens": leases.evicted_tokens,
@@ -138,6 +160,17 @@ def tree(scheduler: Scheduler, args: Mapping[str, Any]) -> dict[str, object]:
         "namespaces": [_describe(root, sizes, depth, width, budget) for root in roots[:width]],
         "namespaces_omitted": max(0, len(roots) - width),
     }
+
+
+def _resident(cache: RadixCache) -> dict[str, int]:
+    """Tokens by tier; what lies in several counts in each."""
+    found: dict[str, int] = {}
+    for node in cache.nodes():
+        for tier in Tier:
+            if tier in node.residence:
+                name = (tier.name or "").lower()
+                found[name] = found.get(name, 0) + len(node)
+    return found
 
 
 def _sizes(cache: RadixCache) -> dict[Node, tuple[int, int]]:
@@ -166,12 +199,15 @@ def _describe(
     if node.parent is None:
         entry["namespace"] = node.namespace
     else:
+        if isinstance(node, TierNode):
+            entry["state"] = node.state.value
         entry |= {
             "start": node.start,
             "hits": node.hits,
             "locks": node.locks - node.pins,
             "pins": node.pins,
             "priority": node.priority,
+            "tiers": [(tier.name or "").lower() for tier in Tier if tier in node.residence],
             "token_ids": node.tokens[:SAMPLE].tolist(),
         }
     shown: list[dict[str, object]] = []

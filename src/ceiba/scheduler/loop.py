@@ -214,7 +214,9 @@ class Scheduler:
             rids = list(self._requests) if message.everything else message.rids
             self.abort(rids, reason="stop" if message.reason == "stop" else "abort", message=text)
         else:
-            self.port.to_front(self.controls.answer(message))
+            reply = self.controls.answer(message)
+            if reply is not None:
+                self.port.to_front(reply)
 
     def _accept(self, message: Generate) -> None:
         self.counters.requests_received += 1

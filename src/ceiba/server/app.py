@@ -25,6 +25,7 @@ from ceiba.server import (
     cache_routes,
     embeddings,
     errors,
+    hicache_routes,
     native,
     native_schemas,
     parsing,
@@ -87,6 +88,7 @@ def create_app(front: Front, config: Config | None = None) -> FastAPI:
     _state(routes, front)
     _admin(routes, front)
     cache_routes.wire(routes, front)
+    hicache_routes.wire(routes, front)
     _unavailable(routes)
     _pages(routes, with_ui=not config.server.disable_ui)
     for path in ("/openapi.json", "/docs", "/docs/oauth2-redirect"):

@@ -11,7 +11,6 @@ _LATER = "not available yet"
 _LORA = "not available yet: LoRA adapters"
 _WEIGHTS = "not available yet: changing weights at run time"
 _ONE_MODEL = "this server has one model, chosen when it starts"
-_HICACHE = "not available yet: the cache hierarchy"
 _EXPERTS = "not available yet: expert statistics"
 _PAUSE = "not available yet: pausing generation"
 _PROFILE = "not available yet: profiling through the server"
@@ -53,8 +52,6 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Access, str], ...] = (
     ("/load_lora_adapter", ("POST",), Access.ADMIN, _LORA),
     ("/load_lora_adapter_from_tensors", ("POST",), Access.ADMIN, _LORA),
     ("/unload_lora_adapter", ("POST",), Access.ADMIN, _LORA),
-    ("/hicache/storage-backend", ("GET", "PUT", "DELETE"), Access.ADMIN, _HICACHE),
-    ("/hicache/storage-backend/clear", ("POST",), Access.ADMIN, _HICACHE),
     ("/pd_role_switch", ("POST",), Access.ADMIN, "not available yet: prefill/decode separation"),
     ("/start_expert_distribution_record", ("GET", "POST"), Access.ADMIN, _EXPERTS),
     ("/stop_expert_distribution_record", ("GET", "POST"), Access.ADMIN, _EXPERTS),

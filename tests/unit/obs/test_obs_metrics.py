@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -34,11 +36,13 @@ async def test_counts_are_those_of_the_requests():
             assert reply.status_code == 200
         await world.client.post("/v1/completions", json={"prompt": ""})
         await world.client.get("/no/such/route")
-        got = samples((await world.client.get("/metrics")).text)
+        text = (await world.client.get("/metrics")).text
+        got = samples(text)
     assert got["sglang:num_requests_total"] == 4
     assert got["sglang:prompt_tokens_total"] == 20
     assert got["sglang:generation_tokens_total"] == 24
-    assert got["sglang:cached_tokens_total"] == 3 * 4
+    sources = dict(re.findall(r'sglang:cached_tokens_total\{cache_source="(\w+)",[^}]*\} (\S+)', text))
+    assert {tier: float(value) for tier, value in sources.items()} == {"device": 3 * 4, "host": 0, "storage": 0}
     assert got["sglang:time_to_first_token_seconds_count"] == 2
     assert got["sglang:inter_token_latency_seconds_count"] == 10
     assert got["sglang:e2e_request_latency_seconds_count"] == 4

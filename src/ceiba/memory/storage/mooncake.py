@@ -59,12 +59,12 @@ class MooncakeStore:
         return sum(memoryview(part).nbytes for part in parts)
 
     def delete(self, key: str) -> None:
-        code = self._client.remove(self._name(key))
+        code = self._client.remove(self._name(key), True)  # although it was just read, and so is leased
         if code not in {0, _MISSING}:
-            raise StoreError(f"mooncake answers {code} to a removal")  # a page that was just read is leased a while
+            raise StoreError(f"mooncake answers {code} to a removal")
 
     def clear(self) -> int:
-        count = int(self._client.remove_by_regex(f"^{self._prefix}.*"))
+        count = int(self._client.remove_by_regex(f"^{self._prefix}.*", True))
         if count < 0:
             raise StoreError(f"mooncake answers {count} to a removal")
         return count
