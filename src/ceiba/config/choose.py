@@ -161,6 +161,32 @@ def fair_share(flags: Flags, priority: bool) -> tuple[Literal["off", "routing-ke
     return kind, weights
 
 
+def deterministic(flags: Flags, device: DeviceFacts, *, compiled: bool, generates: bool) -> bool:
+    """--enable-deterministic-inference, refused where some sum would depend on the batch."""
+    flag = "--enable-deterministic-inference"
+    if not flags.get("enable_deterministic_inference"):
+        return False
+    if not generates:
+        refuse(flag, f"{flag}: models that give vectors are computed by torch, whose sums depend on the batch.")
+    if device.kind != "cpu":
+        refuse(
+            flag,
+            f"{flag} on {device.kind}: matrix products (cuBLAS) and the split of long contexts take their order from "
+            "the batch, and ones in a fixed order are not built. Instead: --device cpu, or a seed with each request.",
+        )
+    if not compiled:
+        refuse(
+            flag,
+            f"{flag}: torch's products depend on the batch; the compiled CPU kernels are needed. Instead: leave "
+            "--disable-cpu-kernels out, or install a C++17 compiler and reinstall.",
+        )
+    for name in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+        asked = flags.get(name)
+        if asked is not None and ATTENTION_ALIASES.get(asked, asked) != "cpu":
+            refuse(flag, f"{flag} with --{name.replace('_', '-')} {asked}: only cpu sums in a fixed order.")
+    return True
+
+
 def eviction_options(policy: str, given: object) -> dict[str, int]:
     """Options of the eviction policy, checked against ``available``."""
     if given is None:

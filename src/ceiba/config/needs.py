@@ -29,7 +29,6 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
         "delaying prefills serves to keep the ranks of data-parallel attention in step, which is not built",
         "--prefill-decode-interval keeps prefills apart",
     ),
-    "deterministic": ("batch-invariant kernels are not built", "send a seed with each request"),
     "diffusion_lm": ("diffusion language models are not built", "serve an autoregressive model"),
     "disaggregation": (
         "separating prefill from decode needs two servers and a KV transfer, which are not built",

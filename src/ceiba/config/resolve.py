@@ -13,6 +13,7 @@ from ceiba.config.available import GRAPH_BACKENDS, POOLING_ARCHITECTURES, QUANTI
 from ceiba.config.choose import (
     CPU_KERNELS,
     attention_backend,
+    deterministic,
     eviction_options,
     fair_share,
     grammar_backend,
@@ -224,6 +225,7 @@ def _runner(work: _Work, memory: _Memory, kv_dtype: str) -> RunnerConfig:
         threads=flags.get("threads") or sizing.cpu_threads(device.cores),
         cpu_kernels=work.compiled,
         int8_activations=flags.get("enable_int8_activations"),
+        deterministic=deterministic(flags, device, compiled=work.compiled, generates=work.model.is_generation),
         mem_fraction_static=memory.fraction,
         **_graphs(work),
     )
@@ -404,7 +406,8 @@ def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
         consecutive_prefill_overlap=not env.disable_consecutive_prefill_overlap,
         enable_mixed_chunk=flags.get("enable_mixed_chunk"),
         mixed_chunk_target=_mixed_target(work),
-        shared_prefix=not flags.get("disable_shared_prefix_attention"),
+        # A shared prefix is summed apart from what follows it: another order than a request has alone.
+        shared_prefix=not (flags.get("disable_shared_prefix_attention") or flags.get("enable_deterministic_inference")),
         conservativeness=flags.get("schedule_conservativeness"),
         prefill_max_requests=flags.get("prefill_max_requests"),
         stream_interval=flags.get("stream_interval"),

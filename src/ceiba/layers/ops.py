@@ -224,7 +224,8 @@ class Ops:
 def select_ops(device: torch.device, config: RunnerConfig) -> Ops:
     """The table for a device: kernels where there are some for it, the reference everywhere else."""
     if device.type == "cpu" and config.cpu_kernels and cpu.available:
-        return Ops(name="cpu", host=cpu._cpu.Context(max(1, config.threads)), int8=config.int8_activations)
+        host = cpu._cpu.Context(max(1, config.threads), fixed_order=config.deterministic)
+        return Ops(name="cpu", host=host, int8=config.int8_activations)
     if device.type == "cuda":
         from ceiba.layers.cuda_ops import cuda_ops
 

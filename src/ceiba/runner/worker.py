@@ -111,6 +111,12 @@ class ModelRunner:
         if host is not None and self.attention.name == "cpu" and not objections(needs, HostAttention.capabilities):
             self.attention = HostAttention(host)
             self.model = fuse(model, self.pool, self.attention) or model
+        if runner.deterministic and not isinstance(self.model, FusedDecoder):
+            raise ConfigError(
+                "--enable-deterministic-inference: only the compiled CPU kernels sum in an order that does not depend "
+                f"on the batch, and they do not cover this model on {self.device.type}. Instead: a dense Llama, Qwen2 "
+                "or Qwen3 model on --device cpu, or a seed with each request."
+            )
         self._prompt_block = block_size(vocab)
         self._stats = {"forwards": 0.0, "decode_forwards": 0.0, "tokens": 0.0, "sampled_tokens": 0.0, "graph_hits": 0.0}
         self.info = RunnerInfo(

@@ -297,3 +297,19 @@ def test_names_and_paths() -> None:
 def test_a_configuration_travels_to_child_processes() -> None:
     found = build({"--api-key": "k"})
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Config) == found
+
+
+def test_deterministic_inference_runs_where_sums_have_a_fixed_order_and_is_refused_elsewhere() -> None:
+    line = {"--enable-deterministic-inference": True}
+    config = build(line)
+    assert config.runner.deterministic
+    assert not config.scheduler.shared_prefix  # a group's prefix would be summed apart
+    assert build({}).scheduler.shared_prefix
+    for device, more, reason in (
+        (gpu(79.6, (9, 0)), {}, "cuBLAS"),
+        (cpu(), {"--disable-cpu-kernels": True}, "compiled CPU kernels"),
+        (cpu(), {"--attention-backend": "torch_native"}, "only cpu"),
+    ):
+        with pytest.raises(ConfigError, match=reason) as caught:
+            build({**line, **more}, device=device)
+        assert caught.value.message.startswith("--enable-deterministic-inference")

@@ -5,7 +5,8 @@
 // task leaves (max, sum, weighted values) per row and span, and spans merge exactly by log-sum-exp (Dao et al. 2022).
 
 constexpr int TILE = 64;          // positions a tile holds
-constexpr int SPAN = 512;         // decode: positions a task covers
+// Decode: positions a task covers. In a fixed order a row's positions are one task, as they are in prefill.
+constexpr int SPAN = FIXED_ORDER ? 1 << 30 : 512;
 constexpr int QUERY_TOKENS = 16;  // prefill: tokens a task covers
 constexpr int MAX_DIM = 256;
 
@@ -163,7 +164,7 @@ inline void attend_tile(const AttentionShape& shape, const void* k, const void* 
                         const float* q, int m, int count, const int32_t* limit, Rows& r, float* panels) {
   int dim = shape.head_dim;
   int64_t stride = int64_t(shape.kv_heads) * dim, offset = int64_t(kv_head) * dim;
-  if (m <= 8) {
+  if (FIXED_ORDER || m <= 8) {
     scores_direct<BF16>(q, k, slots, stride, offset, m, dim, count, r.score);
   } else {
     gather_keys<BF16>(k, slots, stride, offset, dim, count, panels);

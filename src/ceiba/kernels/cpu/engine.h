@@ -107,8 +107,11 @@ struct Unit {
 };
 
 const Unit* unit_generic();
+const Unit* unit_generic_fixed();
 #if defined(__x86_64__)
 const Unit* unit_avx2();
+const Unit* unit_avx2_fixed();
+const Unit* unit_avx512_fixed();
 const Unit* unit_avx512();
 const Unit* unit_avx512vnni();
 #endif

@@ -210,7 +210,8 @@ constexpr int DEPTH = 256;  // columns that the float32 buffer holds: 16 KiB
 // each, since one chain of additions would wait for itself.
 template <int MT, class Load>
 inline void micro(const float* x, int64_t stride, int64_t depth, const Load& panel, float* acc, int64_t acc_stride) {
-  constexpr int CHAINS = MT == 1 ? 4 : MT == 2 ? 2 : 1;
+  // Two chains for any number of rows when the order is fixed: element k then always belongs to chain k % 2.
+  constexpr int CHAINS = FIXED_ORDER ? 2 : MT == 1 ? 4 : MT == 2 ? 2 : 1;
   vf sum[CHAINS][MT][NV];
   CEIBA_UNROLL
   for (int i = 0; i < MT; i++) {
@@ -252,7 +253,7 @@ inline void micro(const float* x, int64_t stride, int64_t depth, const Load& pan
 #if defined(__AVX512F__)
 constexpr int MT = 12;
 #else
-constexpr int MT = 6;
+constexpr int MT = FIXED_ORDER ? 3 : 6;  // 12 accumulators either way
 #endif
 
 template <class Load>

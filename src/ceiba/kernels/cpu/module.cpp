@@ -46,14 +46,16 @@ std::vector<std::string> instruction_sets() {
   return found;
 }
 
-const Unit* unit_named(const std::string& name) {
+// `fixed`: the unit whose sums do not depend on the batch (unit.inc); VNNI has none of its own.
+const Unit* unit_named(const std::string& name, bool fixed) {
   std::vector<std::string> have = instruction_sets();
   std::string wanted = name == "auto" ? (have.empty() ? "generic" : have.back()) : name;
-  if (wanted == "generic") return unit_generic();
+  if (wanted == "generic") return fixed ? unit_generic_fixed() : unit_generic();
 #if defined(__x86_64__)
   for (const std::string& set : have) {
     if (set != wanted) continue;
-    if (wanted == "avx2") return unit_avx2();
+    if (wanted == "avx2") return fixed ? unit_avx2_fixed() : unit_avx2();
+    if (fixed) return unit_avx512_fixed();
     if (wanted == "avx512") return unit_avx512();
     if (wanted == "avx512vnni") return unit_avx512vnni();
   }
@@ -86,7 +88,7 @@ struct Context {
   Team team;
   ScratchArena arena;
   const Unit* unit;
-  Context(int threads, const std::string& isa) : team(threads), unit(unit_named(isa)) {}
+  Context(int threads, const std::string& isa, bool fixed) : team(threads), unit(unit_named(isa, fixed)) {}
 };
 
 struct PackedMatrix {
@@ -339,7 +341,8 @@ NB_MODULE(_cpu, m) {
   m.doc() = "CPU kernels of Ceiba: packed weights, whole-decoder steps, paged attention.";
   m.def("instruction_sets", &instruction_sets, "Instruction sets of this processor that a unit exists for, best last.");
   nb::class_<Context>(m, "Context", "Threads, scratch memory and the instruction set of calls; one call at a time.")
-      .def(nb::init<int, std::string>(), nb::arg("threads"), nb::arg("isa") = "auto")
+      .def(nb::init<int, std::string, bool>(), nb::arg("threads"), nb::arg("isa") = "auto",
+           nb::arg("fixed_order") = false)
       .def_prop_ro("threads", [](const Context& c) { return c.team.size(); })
       .def_prop_ro("isa", [](const Context& c) { return std::string(c.unit->name); });
   nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight matrix in panels of 16 rows (formats.h).")

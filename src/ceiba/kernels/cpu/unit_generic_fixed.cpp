@@ -1,0 +1,3 @@
+#define CEIBA_UNIT generic_fixed
+#define CEIBA_FIXED_ORDER
+#include "unit.inc"
