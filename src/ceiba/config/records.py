@@ -177,7 +177,7 @@ class GrammarConfig(Record, frozen=True, kw_only=True):
     any_whitespace: bool = True
     """Whether space may stand between the parts of JSON at all."""
     max_whitespace: int | None = None
-    """Characters of space between two parts of JSON, at most."""
+    """Characters of space between two parts of JSON, at most; None: as many as the model likes."""
 
 
 class LaunchConfig(Record, frozen=True, kw_only=True):

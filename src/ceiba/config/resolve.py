@@ -41,6 +41,9 @@ from ceiba.config.records import (
 )
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+MAX_WHITESPACE = 40
+"""Characters of space between two parts of JSON where nothing is said: enough to indent, and a model that writes space
+without end comes out of it."""
 MIXED_TARGET_MS = 27
 """A mixed step on a GPU: gaps between tokens stay below 30 ms."""
 
@@ -462,6 +465,8 @@ def _grammar(work: _Work) -> GrammarConfig:
         except re.error as error:
             refuse(given[0], f"{given[0]} {pattern}: not a regular expression ({error}).")
     backend = grammar_backend(flags.get("grammar_backend"), work.device.packages)
+    if not given:
+        most = MAX_WHITESPACE
     return GrammarConfig(
         backend=cast(Any, backend), whitespace_pattern=pattern, any_whitespace=not compact, max_whitespace=most
     )

@@ -65,6 +65,8 @@ class Compiled(msgspec.Struct, array_like=True):
     engine: str
     """Which library's form ``data`` has."""
     data: bytes
+    spaces: int = 0
+    """Where the library does not hold the limit on space in JSON itself: that limit."""
 
 
 class State(Protocol):

@@ -17,6 +17,7 @@ from ceiba.grammar import schema as schemas
 from ceiba.grammar.base import Compiled, Constraint, Refusal, Spacing, State, Vocabulary
 from ceiba.grammar.regex import check_regex, trim_anchors
 from ceiba.grammar.schema import Schema
+from ceiba.grammar.spaces import Spaces, SpaceTable
 
 if TYPE_CHECKING:
     from outlines_core import Guide, Index
@@ -47,8 +48,7 @@ class Compiler:
             self._space = ""
         elif spacing.pattern is not None:
             self._space = f"({spacing.pattern})?"
-        elif spacing.most is not None:
-            self._space = f"[ \\t\\n\\r]{{0,{spacing.most}}}"
+        self._most = spacing.most if spacing.allowed and spacing.pattern is None else None
 
     def compile(self, constraint: Constraint) -> Compiled:
         from outlines_core import Index
@@ -68,7 +68,8 @@ class Compiler:
         except (ValueError, RuntimeError, TypeError) as error:
             raise Refusal(str(error).strip().splitlines()[0][:300]) from None
         # The library's only way out of a process is the binary form behind __reduce__; nothing of it is executed.
-        return Compiled(NAME, bytes(index.__reduce__()[1][0]))
+        spaces = self._most if constraint.kind == "json_schema" else None
+        return Compiled(NAME, bytes(index.__reduce__()[1][0]), spaces or 0)
 
     def _expression(self, schema: Schema, text: str) -> str:
         from outlines_core.json_schema import build_regex_from_schema
@@ -99,12 +100,17 @@ class Engine:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._eos = vocabulary.eos_ids
+        self._vocabulary = vocabulary
+        self._table: SpaceTable | None = None
 
     def prepare(self, compiled: Compiled) -> Prepared:
         from outlines_core import Index
 
+        limit = compiled.spaces
+        if limit and (self._table is None or self._table.limit != limit):
+            self._table = SpaceTable(self._vocabulary, limit)
         try:
-            return Prepared(Index.from_binary(compiled.data), self._eos)
+            return Prepared(Index.from_binary(compiled.data), self._eos, self._table if limit else None)
         except (ValueError, RuntimeError) as error:
             raise BadRequest(f"the compiled grammar cannot be read: {str(error)[:300]}") from error
 
@@ -113,19 +119,22 @@ class Engine:
 
 
 class Prepared:
-    def __init__(self, index: Index, eos: tuple[int, ...]) -> None:
+    def __init__(self, index: Index, eos: tuple[int, ...], table: SpaceTable | None) -> None:
         self._index = index
+        self._table = table
         self._eos = eos
 
     def state(self) -> OutlinesState:
         from outlines_core import Guide
 
-        return OutlinesState(Guide(self._index, MAX_ROLLBACK), self._eos)
+        spaces = None if self._table is None else Spaces(self._table)
+        return OutlinesState(Guide(self._index, MAX_ROLLBACK), self._eos, spaces)
 
 
 class OutlinesState:
-    def __init__(self, guide: Guide, eos: tuple[int, ...]) -> None:
+    def __init__(self, guide: Guide, eos: tuple[int, ...], spaces: Spaces | None) -> None:
         self._guide = guide
+        self._spaces = spaces
         self._eos = eos
         self._ended = False
 
@@ -138,6 +147,8 @@ class OutlinesState:
         bits[:] = 0
         if not self._ended:
             self._guide.write_mask_into(bits.ctypes.data, len(bits), 4)
+            if self._spaces is not None:
+                self._spaces.limit(bits)
         words = bits.view(np.uint32)
         allowed = self._ended or self._guide.is_finished()
         for token in self._eos:
@@ -152,6 +163,10 @@ class OutlinesState:
             return fits
         if self._ended or not self._guide.accepts_tokens([token]):
             return False
+        if self._spaces is not None:
+            if not self._spaces.fits(token):
+                return False
+            self._spaces.accept(token)
         self._guide.advance(token, return_tokens=False)
         return True
 
@@ -161,6 +176,8 @@ class OutlinesState:
             count -= 1
         if count:
             self._guide.rollback_state(count)
+            if self._spaces is not None:
+                self._spaces.rollback(count)
 
     def forced_tokens(self) -> list[int]:
         """The tokens along which there is one way only."""

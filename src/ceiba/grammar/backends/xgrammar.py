@@ -20,6 +20,7 @@ from ceiba.grammar.base import Compiled, Constraint, Refusal, Spacing, State, Vo
 from ceiba.grammar.masks import packed
 from ceiba.grammar.regex import check_regex, trim_anchors
 from ceiba.grammar.schema import Schema
+from ceiba.grammar.spaces import Spaces, SpaceTable
 from ceiba.grammar.spelling import Speller
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ def takes(constraint: Constraint, spacing: Spacing, vocabulary: Vocabulary) -> b
         parts = list(tags.nodes(tree))
         if any(isinstance(node, tags.Until | tags.Repeat) for node in parts):
             return False  # it knows no text without a mark
-        return all(exact(node.schema) for node in parts if isinstance(node, tags.Json))
+        objects = [node.schema for node in parts if isinstance(node, tags.Json)]
+        free = spacing.allowed and spacing.pattern is None and spacing.most is None
+        return all(exact(schema) for schema in objects) and (free or not objects)
     return True
 
 
@@ -107,7 +110,8 @@ class Compiler:
                 grammar = self._compiler.compile_structural_tag({"type": "structural_tag", "format": written(tree)})
         except (RuntimeError, ValueError, TypeError) as error:
             raise Refusal(_explain(str(error))) from None
-        return Compiled(NAME, grammar.serialize_json().encode())
+        spaces = self._spacing.most if kind == "json_schema" and self._spacing.allowed else None
+        return Compiled(NAME, grammar.serialize_json().encode(), spaces or 0)
 
     def _json(self, text: str) -> CompiledGrammar:
         schemas.check(schemas.parse(text))
@@ -117,7 +121,6 @@ class Compiler:
             any_whitespace=spacing.allowed,
             separators=None if spacing.allowed else (",", ":"),
             strict_mode=False,
-            max_whitespace_cnt=spacing.most if spacing.allowed else None,
         )
 
 
@@ -178,6 +181,8 @@ class Engine:
         texts = (i for i, data in enumerate(vocabulary.tokens) if data)
         self._usable = packed(texts, vocabulary.words) | self._ends
         self._speller = None if vocabulary.encode is None else Speller(vocabulary)
+        self._vocabulary = vocabulary
+        self._table: SpaceTable | None = None
         self._batch: Any = None
 
     def prepare(self, compiled: Compiled) -> Prepared:
@@ -187,7 +192,12 @@ class Engine:
             grammar = CompiledGrammar.deserialize_json(compiled.data.decode(), self._info)
         except (RuntimeError, ValueError) as error:
             raise BadRequest(f"the compiled grammar cannot be read: {str(error)[:300]}") from error
-        return Prepared(grammar, self._ends, self._usable, self._speller)
+        return Prepared(grammar, self._ends, self._usable, self._speller, self._spaces(compiled.spaces))
+
+    def _spaces(self, limit: int) -> SpaceTable | None:
+        if limit and (self._table is None or self._table.limit != limit):
+            self._table = SpaceTable(self._vocabulary, limit)
+        return self._table if limit else None
 
     def fill(self, states: Sequence[State], bits: Int32) -> np.ndarray:
         matchers = [state.matcher for state in states if isinstance(state, XGrammarState)]
@@ -201,12 +211,18 @@ class Engine:
                 self._batch = BatchGrammarMatcher(min(os.cpu_count() or 1, 16))
             self._batch.batch_fill_next_token_bitmask(matchers, bits)
         bits &= self._usable
+        for state, row in zip(states, bits, strict=True):
+            if isinstance(state, XGrammarState) and state.spaces is not None:
+                state.spaces.limit(row)
         return np.asarray(bits.any(axis=1))
 
 
 class Prepared:
-    def __init__(self, grammar: CompiledGrammar, ends: Int32, usable: Int32, speller: Speller | None) -> None:
+    def __init__(
+        self, grammar: CompiledGrammar, ends: Int32, usable: Int32, speller: Speller | None, table: SpaceTable | None
+    ) -> None:
         self._grammar = grammar
+        self._table = table
         self._speller = speller
         self._ends = ends
         self._usable = usable
@@ -214,12 +230,16 @@ class Prepared:
     def state(self) -> XGrammarState:
         from xgrammar import GrammarMatcher
 
-        return XGrammarState(GrammarMatcher(self._grammar), self._ends, self._usable, self._speller)
+        spaces = None if self._table is None else Spaces(self._table)
+        return XGrammarState(GrammarMatcher(self._grammar), self._ends, self._usable, self._speller, spaces)
 
 
 class XGrammarState:
-    def __init__(self, matcher: GrammarMatcher, ends: Int32, usable: Int32, speller: Speller | None) -> None:
+    def __init__(
+        self, matcher: GrammarMatcher, ends: Int32, usable: Int32, speller: Speller | None, spaces: Spaces | None
+    ) -> None:
         self.matcher = matcher
+        self.spaces = spaces
         self._speller = speller
         self._ends = ends
         self._usable = usable
@@ -239,14 +259,24 @@ class XGrammarState:
         bits[:] = self._usable
         self.matcher.fill_next_token_bitmask(bits[None, :], 0)
         bits &= self._usable
+        if self.spaces is not None:
+            self.spaces.limit(bits)
         return bool(bits.any())
 
     def accept(self, token: int) -> bool:
-        return not self.matcher.is_terminated() and bool(self.matcher.accept_token(token))
+        if self.matcher.is_terminated() or (self.spaces is not None and not self.spaces.fits(token)):
+            return False
+        if not self.matcher.accept_token(token):
+            return False
+        if self.spaces is not None:
+            self.spaces.accept(token)
+        return True
 
     def rollback(self, count: int) -> None:
         if count:
             self.matcher.rollback(count)
+            if self.spaces is not None:
+                self.spaces.rollback(count)
 
     def forced_tokens(self) -> list[int]:
         """As the tokenizer spells the forced text: the masks would allow other spellings, which no model was trained
