@@ -92,6 +92,9 @@ class LiveServer:
     def post(self, path: str, json: Any = None, timeout: float = 120, **kwargs: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=json, timeout=timeout, **kwargs)
 
+    def request(self, method: str, path: str, json: Any = None, timeout: float = 120) -> httpx.Response:
+        return httpx.request(method, self.url + path, json=json, timeout=timeout)
+
     def info(self) -> dict[str, Any]:
         return self.get("/server_info").json()
 

@@ -52,13 +52,14 @@ class TierEngine:
     """``identity`` names model, data types and everything else that makes stored KV unusable elsewhere."""
 
     def __init__(self, config: HiCacheConfig, pool: KVPool, identity: Mapping[str, Any]) -> None:
-        self._cuda = pool.k[0].device.type == "cuda"
+        self._device = pool.k[0].device
+        self._cuda = self._device.type == "cuda"
         host = HostPool(pool.shape, config.host_tokens, pool.page_size, config.mem_layout, pin=self._cuda)
         self.info = TierInfo(host.tokens, pool.shape.bytes_per_token, config.storage_page)
         self._host = host
         self._copier = Copier(pool, host, config.io_backend)
         self._identity = dict(identity)
-        self._stream = torch.cuda.Stream(pool.k[0].device) if self._cuda else None
+        self._stream = torch.cuda.Stream(self._device) if self._cuda else None
         self._tickets = 0
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -107,7 +108,7 @@ class TierEngine:
             self._changed.wait_for(lambda: self._launched_ticket >= ticket)
             events = [entry.event for entry in self._launched if entry.done.ticket == ticket]
         if events and events[0] is not None:
-            torch.cuda.current_stream().wait_event(events[0])
+            torch.cuda.current_stream(self._device).wait_event(events[0])
 
     def poll(self) -> list[CopyDone]:
         found: list[CopyDone] = []
@@ -226,7 +227,7 @@ class TierEngine:
         if not self._cuda:
             return None
         event = torch.cuda.Event()
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def _submit(self, run: Callable[[], list[Any]], tokens: int, *, after: Any = None, reads_host: bool = False) -> int:

@@ -44,6 +44,7 @@ def status(tiers: HiCache) -> dict[str, object]:
         "state": found.state,
         "writable": found.writable,
         "backlog_bytes": found.backlog,
+        "busy": tiers.busy,
         "page_tokens": tiers.io.info.storage_page,
         "detail": dict(found.detail),
         "host": {"total_tokens": tiers.cache.host.total, "used_tokens": tiers.cache.host_used},
@@ -64,6 +65,8 @@ def attach(tiers: HiCache, args: Mapping[str, Any], answer: Answer) -> None:
     parts = storage_options(backend, _object(args.get("options")), Path(tiers.config.storage_folder))
     if "page_tokens" in parts.knobs:
         raise Refusal("page_tokens is fixed when the server starts")
+    if backend == "dynamic":
+        _check_class(tiers, parts.options)
     ticket = tiers.io.attach(backend, parts.options)
 
     def done(news: StorageDone) -> None:
@@ -97,6 +100,14 @@ def clear(tiers: HiCache, answer: Answer) -> None:
         answer(not news.error, {"deleted_pages": news.stored}, news.error)
 
     tiers.expect(tiers.io.clear(), CLEAR_SECONDS, done)
+
+
+def _check_class(tiers: HiCache, options: Mapping[str, object]) -> None:
+    """Which code runs in this process is decided where the server is started, never by a request."""
+    started = tiers.config.storage_options if tiers.config.storage_backend == "dynamic" else {}
+    names = ("module_path", "class_name")
+    if not started or any(options.get(name) != started.get(name) for name in names):
+        raise Refusal("dynamic loads code, so it can only be attached again as --hicache-storage-backend named it")
 
 
 def _choice(args: Mapping[str, Any], name: str, choices: tuple[str, ...], default: str) -> str:

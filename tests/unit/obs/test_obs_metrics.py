@@ -86,3 +86,21 @@ def test_disabled_metrics_cost_nothing_and_show_nothing():
     metrics.finished("stop", 1.0, Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=1))
     metrics.heartbeat({"running": 1.0})
     assert metrics.render() == b""
+
+
+def test_what_the_tiers_moved_is_shown_where_there_are_tiers():
+    from dataclasses import fields
+
+    from ceiba.scheduler.hicache_stats import TierCounters
+
+    counters = TierCounters(**{field.name: i + 1 for i, field in enumerate(fields(TierCounters))})
+    metrics = FrontMetrics(True, "m")
+    metrics.heartbeat({"hicache_host_total_tokens": 100.0, "hicache_host_used_tokens": 40.0, **counters.as_dict()})
+    got = samples(metrics.render().decode())
+    assert got["sglang:hicache_host_used_tokens"] == 40
+    assert got["sglang:load_back_duration_seconds_sum"] == counters.load_back_seconds
+    assert got["sglang:load_back_duration_seconds_count"] == counters.load_back_ops
+    assert got["sglang:prefetched_tokens_total"] == counters.prefetched_tokens
+    assert got["sglang:prefetch_bandwidth"] == pytest.approx(counters.prefetch_bytes / counters.prefetch_seconds / 1e9)
+    metrics.heartbeat({"running": 1.0})
+    assert not [name for name in samples(metrics.render().decode()) if "load_back" in name or "hicache" in name]

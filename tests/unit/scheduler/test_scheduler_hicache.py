@@ -381,6 +381,7 @@ def test_attach_offers_what_the_host_has_and_detach_forgets_it():
         ({"backend": "file", "options": "{"}, "no JSON"),
         ({"backend": "file", "prefetch_policy": "now"}, "choose from best_effort"),
         ({"backend": "file", "options": {"page_tokens": 8}}, "fixed when the server starts"),
+        ({"backend": "dynamic", "options": {"module_path": "os", "class_name": "system"}}, "loads code"),
         ({}, "needs the argument 'backend'"),
     ],
 )

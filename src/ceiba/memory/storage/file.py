@@ -183,7 +183,8 @@ class FileStore:
         found: list[os.DirEntry[str]] = []
         for part in os.scandir(self.folder):
             if part.is_dir(follow_symlinks=False) and len(part.name) == 2:
-                found += [entry for entry in os.scandir(part.path) if entry.is_file(follow_symlinks=False)]
+                ours = (entry for entry in os.scandir(part.path) if entry.name.endswith((SUFFIX, ".tmp")))
+                found += [entry for entry in ours if entry.is_file(follow_symlinks=False)]
         return found
 
     def _scan(self) -> None:
@@ -194,7 +195,7 @@ class FileStore:
                 if entry.name.endswith(SUFFIX):
                     stat = entry.stat()
                     pages.append((stat.st_mtime, entry.name[: -len(SUFFIX)], stat.st_size))
-                elif entry.name.endswith(".tmp") and not _alive(entry.name):
+                elif not _alive(entry.name):
                     os.unlink(entry.path)
         for _, key, size in sorted(pages):
             self._pages[key] = size
