@@ -36,6 +36,10 @@ MAX_TEMPERATURE: Final = 100.0
 MAX_PENALTY: Final = 2.0
 MAX_REPETITION_PENALTY: Final = 100.0
 MAX_PROMPT_CHARS: Final = 32 << 20
+MAX_TOOL_TEXT_CHARS: Final = 4 << 20
+"""Texts that are only looked at (/tokenize, /parse_function_call, …), together: a token being made takes 100 bytes."""
+MAX_HINTS_CHARS: Final = 2048
+"""Of the header that names the fields taken as advice."""
 MAX_ID_CHARS: Final = 256
 """rid, user, routing key, cache salt, model name."""
 MAX_TOOLS: Final = 1024

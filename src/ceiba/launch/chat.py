@@ -35,6 +35,8 @@ HELP = """\
 /exit              leave; so does Ctrl-D. Ctrl-C stops an answer.
 A line that ends in \\ goes on in the next."""
 HISTORY_LINES = 1000
+MILD = {"temperature": 0.5, "top_p": 0.9}
+"""For a model whose authors suggest nothing: what the API's neutral default (1) makes of a small model is babble."""
 
 
 @dataclass(slots=True)
@@ -56,6 +58,8 @@ class Options:
 
 class Backend(Protocol):
     name: str
+    suggested: bool
+    """Whether the model or its operator says how to sample it."""
 
     def stream(self, messages: list[dict[str, str]], options: Options, usage: Usage) -> Iterator[str]:
         """Pieces of the answer as they come; fills ``usage``. Closing the iterator stops the answer. Raises
@@ -79,6 +83,15 @@ class HttpBackend:
         if models.status_code != 200:
             raise CeibaError(f"{url}: {_error_text(models)}")
         self.name = model or str(models.json()["data"][0]["id"])
+        self.suggested = self._suggested()
+
+    def _suggested(self) -> bool:
+        """A server that does not say so is left its own defaults."""
+        try:
+            defaults = self._client.get("/model_info").json()["sampling_defaults"]
+            return "temperature" in defaults or "top_p" in defaults
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return True
 
     def stream(self, messages: list[dict[str, str]], options: Options, usage: Usage) -> Iterator[str]:
         body: dict[str, Any] = {
@@ -134,6 +147,7 @@ class EngineBackend:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.name = engine.config.model.name
+        self.suggested = bool({"temperature", "top_p"} & engine.front.sampling_defaults.keys())
 
     def stream(self, messages: list[dict[str, str]], options: Options, usage: Usage) -> Iterator[str]:
         sampling = {"temperature": options.temperature, "top_p": options.top_p, "sampling_seed": options.seed}
@@ -299,8 +313,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--api-key", help="the server's key")
     p.add_argument("--model", help="with --url: which of its models")
     p.add_argument("--system", default="", help="system message")
-    p.add_argument("--temperature", type=float)
-    p.add_argument("--top-p", type=float)
+    for name, value in MILD.items():
+        words = f"default: what the model's authors suggest, else {value:g}"
+        p.add_argument(f"--{name.replace('_', '-')}", type=float, help=words)
     p.add_argument("--max-tokens", type=int)
     p.add_argument("--seed", type=int)
     p.add_argument("--each-line", action="store_true", help="piped input: every line is a turn, not all one message")
@@ -322,6 +337,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     options = Options(args.temperature, args.top_p, args.max_tokens, args.seed)
+    if not backend.suggested and options.temperature is None and options.top_p is None:
+        options.temperature, options.top_p = MILD["temperature"], MILD["top_p"]
     session = Session(backend, console, options, args.system, show_figures=not args.no_stats and not piped)
     try:
         return _piped(session, args.each_line) if piped else _interactive(session)

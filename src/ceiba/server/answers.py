@@ -26,6 +26,21 @@ class ErrorAnswer(Answer):
     error: Annotated[ErrorDetail, Meta(description="Every error has this shape, in the middle of a stream too.")]
 
 
+class AnthropicErrorDetail(Answer):
+    type: Annotated[str, Meta(description="Anthropic's name of the kind of error.")]
+    message: Annotated[str, Meta(description="What is wrong, the limit, and the way out.")]
+
+
+class AnthropicErrorAnswer(Answer):
+    type: Annotated[str, Meta(description="`error`.")]
+    error: Annotated[AnthropicErrorDetail, Meta(description="Errors of the routes of Anthropic's protocol.")]
+    request_id: Annotated[str | None, Meta(description="Null: nothing is kept of requests.")]
+
+
+class OllamaErrorAnswer(Answer):
+    error: Annotated[str, Meta(description="What is wrong, the limit, and the way out: Ollama's form.")]
+
+
 class PromptDetails(Answer):
     cached_tokens: Annotated[int, Meta(description="Prompt tokens that the prefix cache held.")]
     cached_tokens_by_tier: Annotated[dict[str, int], Meta(description="The same by where they lay: device, …")]

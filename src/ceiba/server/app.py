@@ -5,6 +5,7 @@ Owns wiring only. Must never hold request logic: a route is a few lines that han
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -70,7 +71,7 @@ def create_app(front: Front, config: Config | None = None) -> FastAPI:
     app = FastAPI(
         title="Ceiba",
         version=ceiba.__version__,
-        description="An LLM serving engine. Errors have OpenAI's shape on every route.",
+        description="An LLM serving engine. Errors have the shape of their route's protocol.",
         lifespan=lifespan,
         redoc_url=None,
         docs_url="/docs",
@@ -179,7 +180,11 @@ def _inference(routes: Routes, front: Front) -> None:
         return sessions.SessionAnswer(front, wanted, shape, turn)
 
     async def tokenize(request: Request) -> Response:
-        return json_answer(await native.tokenize(await read(request, native_schemas.TokenizeRequest), front))
+        answer = await native.tokenize(await read(request, native_schemas.TokenizeRequest), front)
+        counts = answer["count"]
+        if (counts if isinstance(counts, int) else sum(counts)) <= native.INLINE_IDS:
+            return json_answer(answer)
+        return await asyncio.to_thread(json_answer, answer)
 
     async def detokenize(request: Request) -> Response:
         return json_answer(await native.detokenize(await read(request, native_schemas.DetokenizeRequest), front))

@@ -66,7 +66,7 @@ def wire(routes: Routes, front: Front) -> None:
         depth: int = Query(3, description="Levels below the root, at most 32."),
         width: int = Query(8, description="Children per node, the largest, at most 256."),
     ) -> Response:
-        return json_answer(await tree(front, depth, width))
+        return json_answer(await tree(front, _within(depth, 0, 32), _within(width, 1, 256)))
 
     async def pin_(request: Request) -> Response:
         return json_answer(await pin(await read(request, PinRequest), front))
@@ -125,6 +125,11 @@ def _why(facts: dict[str, Any]) -> str:
             "extra_key, which is never shared."
         )
     return f"{cached} of {total} tokens are cached. Nothing has been computed beyond that, as far as the log reaches."
+
+
+def _within(value: int, low: int, high: int) -> int:
+    """Before it becomes a message, whose numbers have 64 bits."""
+    return min(max(value, low), high)
 
 
 async def tree(front: Front, depth: int, width: int) -> dict[str, Any]:

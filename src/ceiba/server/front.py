@@ -14,7 +14,7 @@ import os
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -108,6 +108,7 @@ class Front:
         self._controls: dict[int, asyncio.Future[Reply]] = {}
         self._receiver: asyncio.Task[None] | None = None
         self._probe: asyncio.Task[Health] | None = None
+        self._closers: list[Callable[[], None]] = []
         self._probing: Generation | None = None
         workers = max(1, min(4, os.cpu_count() or 1))
         self._encoders = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
@@ -127,8 +128,15 @@ class Front:
             self._receiver.cancel()
             with suppress(asyncio.CancelledError):
                 await self._receiver
+        for work in self._closers:
+            work()
+        self._closers.clear()
         self._encoders.shutdown(wait=False, cancel_futures=True)
         self._renderers.shutdown(wait=False, cancel_futures=True)
+
+    def at_close(self, work: Callable[[], None]) -> None:
+        """Do ``work`` once the front has closed: for what lives as long as it does."""
+        self._closers.append(work)
 
     def drain(self) -> None:
         """Take no new request; those in flight go on. For a graceful stop."""

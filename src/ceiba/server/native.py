@@ -6,6 +6,7 @@ are made.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from typing import Any, TypeVar
@@ -38,6 +39,8 @@ from ceiba.server.sse import DONE, Shape
 
 _encode = msgspec.json.Encoder().encode
 T = TypeVar("T")
+INLINE_IDS = 100_000
+"""Up to so many ids become JSON on the event loop."""
 
 
 def engine_request(body: GenerateRequest, front: Front, headers: Headers) -> tuple[EngineRequest, bool]:
@@ -222,8 +225,16 @@ async def tokenize(body: TokenizeRequest, front: Front) -> dict[str, Any]:
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
         if len(texts) > limits.MAX_BATCH:
             raise BadRequest(f"{len(texts)} texts; the limit is {limits.MAX_BATCH}.", param="prompt")
+        if (size := sum(map(len, texts))) > limits.MAX_TOOL_TEXT_CHARS:
+            raise BadRequest(
+                f"prompt has {size} characters; the limit is {limits.MAX_TOOL_TEXT_CHARS}: split it.", param="prompt"
+            )
         ids = await front.encode_texts(texts, body.add_special_tokens)
-    lists, counts = [i.tolist() for i in ids], [len(i) for i in ids]
+    counts = [len(i) for i in ids]
+    if sum(counts) <= INLINE_IDS:
+        lists = [i.tolist() for i in ids]
+    else:
+        lists = await asyncio.to_thread(lambda: [i.tolist() for i in ids])
     one = not isinstance(body.prompt, list)
     answer = {
         "tokens": lists[0] if one else lists,

@@ -50,7 +50,10 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         str | dict[str, Any] | None, Meta(description="Free text whose marked parts have a shape.")
     ] = None
     choice: Annotated[list[str] | None, Meta(description="The answer is one of these strings.")] = None
-    beam_width: Annotated[Any, Meta(description="Refused above 1: beam search is not available.")] = None
+    beam_width: Annotated[
+        Any,
+        Meta(description="Refused above 1: beam search is not available.", extra_json_schema={"enum": [None, 1]}),
+    ] = None
     custom_params: Annotated[Any, Meta(description="Refused: nothing here reads it.")] = None
 
 

@@ -13,8 +13,41 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from ceiba.server.answers import ErrorAnswer
+from ceiba.core import limits
+from ceiba.server.answers import AnthropicErrorAnswer, ErrorAnswer, OllamaErrorAnswer
+from ceiba.server.errors import ANTHROPIC_PATH, OLLAMA_PATH
 
+_ASKING = ("Request", "Fields", "Options")
+"""How the names of components that are sent to us end."""
+_PENALTY: dict[str, float] = {"minimum": -limits.MAX_PENALTY, "maximum": limits.MAX_PENALTY}
+_SEED: dict[str, float] = {"minimum": -(2**63), "maximum": 2**64 - 1}
+_BOUNDS: dict[str, dict[str, float]] = {
+    "n": {"minimum": 1, "maximum": limits.MAX_N},
+    "best_of": {"minimum": 1, "maximum": limits.MAX_N},
+    "temperature": {"minimum": 0, "maximum": limits.MAX_TEMPERATURE},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1, "maximum": 2**31 - 1},
+    "frequency_penalty": _PENALTY,
+    "presence_penalty": _PENALTY,
+    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": limits.MAX_REPETITION_PENALTY},
+    "seed": _SEED,
+    "sampling_seed": _SEED,
+    "min_tokens": {"minimum": 0},
+    "min_new_tokens": {"minimum": 0},
+    "max_tokens": {"minimum": 0},
+    "max_new_tokens": {"minimum": 0},
+    "max_completion_tokens": {"minimum": 1},
+    "max_output_tokens": {"minimum": 1},
+    "top_logprobs": {"minimum": 0, "maximum": limits.MAX_TOP_LOGPROBS},
+    "stream_interval": {"minimum": 1},
+    "thinking_budget": {"minimum": 0},
+    "queue_timeout": {"exclusiveMinimum": 0},
+    "top_n": {"minimum": 1},
+    "dimensions": {"minimum": 1},
+}
+"""What the checks of ``validate`` ask of these fields, whichever protocol has them, where it does not depend on the
+model."""
 _REF = "#/components/schemas/{name}"
 
 
@@ -52,7 +85,7 @@ class Document:
 
     def _build(self, app: FastAPI) -> dict[str, Any]:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        types = [ErrorAnswer]
+        types: list[Any] = [ErrorAnswer, AnthropicErrorAnswer, OllamaErrorAnswer]
         for _, _, operation in self._operations:
             types += [t for t in (operation.body, operation.answer, operation.event) if t is not None]
         shown, components = msgspec.json.schema_components(types, ref_template=_REF)
@@ -60,10 +93,15 @@ class Document:
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
         schemas.update(components)
+        for name, component in components.items():
+            _say_what_is_refused(component)
+            if name.endswith(_ASKING):
+                _say_the_bounds(component)
         by_type = {id(kind): schema for kind, schema in zip(types, shown, strict=True)}
-        error = {"description": "Error", "content": {"application/json": {"schema": by_type[id(ErrorAnswer)]}}}
         for path, methods, operation in self._operations:
             entry = document["paths"][_plain(path)]
+            shape = by_type[id(_error_of(path))]
+            error = {"description": "Error", "content": {"application/json": {"schema": shape}}}
             for method in methods:
                 self._describe(entry[method.lower()], operation, by_type, error)
         return document
@@ -81,6 +119,27 @@ class Document:
         entry["responses"] = {"200": {"description": "Answer"}, "default": error}
         if content:
             entry["responses"]["200"]["content"] = content
+
+
+def _say_what_is_refused(component: dict[str, Any]) -> None:
+    """A field that is refused takes the values that change nothing, as ``translate.refuse`` has it."""
+    for field in component.get("properties", {}).values():
+        if field.get("description", "").startswith("Refused:") and not {"type", "anyOf", "enum"} & field.keys():
+            field["enum"] = [None, False, "", [], {}]
+
+
+def _say_the_bounds(component: dict[str, Any]) -> None:
+    for name, field in component.get("properties", {}).items():
+        kinds = [field.get("type"), *(option.get("type") for option in field.get("anyOf", ()))]
+        if name in _BOUNDS and ("integer" in kinds or "number" in kinds):
+            field.update(_BOUNDS[name])
+
+
+def _error_of(path: str) -> Any:
+    """The form of an error on this route, as ``errors.payload`` gives it."""
+    if path.startswith(ANTHROPIC_PATH):
+        return AnthropicErrorAnswer
+    return OllamaErrorAnswer if path.startswith(OLLAMA_PATH) else ErrorAnswer
 
 
 def _plain(path: str) -> str:

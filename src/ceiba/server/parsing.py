@@ -68,8 +68,8 @@ def _parse(parser: OutputParser, text: str) -> Answer:
 
 
 async def _run(parser: OutputParser, text: str) -> Answer:
-    if len(text) > limits.MAX_PROMPT_CHARS:
-        raise BadRequest(f"text has {len(text)} characters; the limit is {limits.MAX_PROMPT_CHARS}.", param="text")
+    if len(text) > limits.MAX_TOOL_TEXT_CHARS:
+        raise BadRequest(f"text has {len(text)} characters; the limit is {limits.MAX_TOOL_TEXT_CHARS}.", param="text")
     if len(text) <= INLINE_BYTES:
         return _parse(parser, text)
     return await asyncio.to_thread(_parse, parser, text)

@@ -37,6 +37,7 @@ def model_info(front: Front) -> dict[str, Any]:
         "tokenizer_path": config.model.tokenizer_path,
         "is_generation": config.model.task == "generate",
         "preferred_sampling_params": config.server.preferred_sampling_params or None,
+        "sampling_defaults": {n: v for n, v in front.sampling_defaults.items() if v is not None},
         "weight_version": config.server.weight_version,
         "dtype": config.model.dtype,
         "quantization": config.model.quantization,

@@ -18,6 +18,7 @@ class Echo:
     """Answers with the last message in capitals, word by word, and keeps what it was sent."""
 
     name = "echo"
+    suggested = True
 
     def __init__(self) -> None:
         self.seen: list[list[dict[str, str]]] = []
@@ -105,6 +106,10 @@ def test_an_error_is_said_and_the_turn_forgotten(session):
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
+        if self.path == "/model_info":
+            known = self.server.defaults
+            self.reply(json.dumps({} if known is None else {"sampling_defaults": known}).encode())
+            return
         self.reply(json.dumps({"data": [{"id": "served"}]}).encode())
 
     def do_POST(self) -> None:
@@ -137,6 +142,7 @@ class Handler(BaseHTTPRequestHandler):
 def url():
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.bodies = []
+        server.defaults = None
         threading.Thread(target=server.serve_forever, daemon=True).start()
         Handler.last = server
         yield f"http://127.0.0.1:{server.server_port}"
@@ -172,6 +178,25 @@ def test_piped_input_is_one_message_or_a_turn_a_line(url, monkeypatch, capsys):
     ]
     monkeypatch.setattr("sys.stdin", io.StringIO("fail"))
     assert chat.main(["--url", url]) == 1
+
+
+@pytest.mark.parametrize(
+    ("defaults", "words", "sent"),
+    [
+        (None, [], (None, None)),  # not a server of ours: it knows best
+        ({}, [], (chat.MILD["temperature"], chat.MILD["top_p"])),
+        ({"max_new_tokens": 9}, [], (chat.MILD["temperature"], chat.MILD["top_p"])),
+        ({"temperature": 0.2}, [], (None, None)),
+        ({}, ["--temperature", "1"], (1.0, None)),
+        ({}, ["--top-p", "0.5"], (None, 0.5)),
+    ],
+)
+def test_sampling_is_mild_where_nobody_suggests_any(url, monkeypatch, defaults, words, sent):
+    Handler.last.defaults = defaults
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi"))
+    assert chat.main(["--url", url, *words]) == 0
+    body = Handler.last.bodies[-1]
+    assert (body.get("temperature"), body.get("top_p")) == sent
 
 
 def test_nobody_there(monkeypatch, capsys):

@@ -227,7 +227,7 @@ async def test_names_never_leave_the_folder(tmp_path, name):
     outside = [p for p in tmp_path.rglob("*") if folder not in p.parents and p != folder]
     assert outside == []
     for path in folder.rglob("*"):
-        assert path.is_dir() or path.name.startswith("file-")
+        assert path.is_dir() or path.name == ".lock" or path.name.startswith("file-")
 
 
 @pytest.mark.parametrize(
@@ -272,3 +272,11 @@ def test_shown_names():
     assert shown_name("..") == shown_name("") == shown_name(None) == "file"
     assert len(shown_name("x" * 1000)) == limits.MAX_ID_CHARS
     assert os.sep not in shown_name("a/b\\c")
+
+
+async def test_one_folder_belongs_to_one_server(tmp_path):
+    config = make_config(file_storage_path=str(tmp_path))
+    async with make_world(config):
+        with pytest.raises(ConfigError, match="another server uses this folder"):
+            FileStore(tmp_path)
+    FileStore(tmp_path).close()

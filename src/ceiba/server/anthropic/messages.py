@@ -27,7 +27,7 @@ from ceiba.server.anthropic.schemas import (
 from ceiba.server.choices import Choice, Delta
 from ceiba.server.conversation import EFFORTS, Chat, engine_request
 from ceiba.server.front import Front
-from ceiba.server.openai.translate import refuse, routing_key
+from ceiba.server.openai.translate import hint_header, refuse, routing_key
 from ceiba.server.request import EngineRequest
 from ceiba.server.sse import Shape
 from ceiba.text.parsers.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
@@ -75,7 +75,7 @@ async def count(body: CountRequest, front: Front) -> dict[str, Any]:
 
 def hints(body: CountRequest) -> dict[str, str]:
     given = [name for name in HINTS if getattr(body, name, None) is not None]
-    return {"x-ceiba-hints": ",".join(given)} if given else {}
+    return hint_header(given)
 
 
 def _sampling(body: MessagesRequest, front: Front) -> SamplingParams:

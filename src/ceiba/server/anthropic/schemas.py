@@ -59,7 +59,12 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     thinking: Annotated[ThinkingParam | None, Meta(description="Whether to think, and how long at most.")] = None
     output_config: Annotated[OutputConfig | None, Meta(description="Effort, and a shape for the answer.")] = None
     cache_control: Annotated[Any, Meta(description="Hint: prefixes are cached without it.")] = None
-    speed: Annotated[Any, Meta(description="`standard` or absent; others are refused.")] = None
+    speed: Annotated[
+        Any,
+        Meta(
+            description="`standard` or absent; others are refused.", extra_json_schema={"enum": [None, "", "standard"]}
+        ),
+    ] = None
     user_profile_id: Annotated[Any, Meta(description="Refused: there are no profiles here.")] = None
     workspace_id: Annotated[Any, Meta(description="Refused: there are no workspaces here.")] = None
     mcp_servers: Annotated[Any, Meta(description="Refused: this server calls no other.")] = None

@@ -104,6 +104,10 @@ class Files:
         if self._batches is not None:
             self._batches.start()
 
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
     @property
     def store(self) -> FileStore:
         """Raises BadRequest where nothing is stored."""
@@ -190,6 +194,7 @@ def wire(routes: Routes, front: Front, endpoints: Mapping[str, Endpoint]) -> Non
         handlers.start()
     except RuntimeError:
         pass  # no loop yet: the first request starts it
+    front.at_close(handlers.close)
     get, post, delete, user = ("GET",), ("POST",), ("DELETE",), Access.USER
     routes.add("/v1/files", post, user, Operation("Keep a file", None, FileAnswer), handlers.upload)
     routes.add("/v1/files", get, user, Operation("All files", None, ListAnswer), handlers.files)

@@ -6,6 +6,7 @@ block: keep them off the event loop where bytes are moved. Must never know HTTP 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import time
@@ -65,7 +66,8 @@ def shown_name(name: str | None) -> str:
 
 
 class FileStore:
-    """``folder`` is made if it is not there. Raises ConfigError when it cannot be written."""
+    """``folder`` is made if it is not there, and belongs to this server until ``close``. Raises ConfigError when it
+    cannot be written or another server has it."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser().resolve()
@@ -75,8 +77,22 @@ class FileStore:
             probe = self._files / f".probe-{uuid.uuid4().hex}"
             probe.touch()
             probe.unlink()
+            self._lock = (self.folder / ".lock").open("ab")
         except OSError as error:
             raise ConfigError(f"--file-storage-path {folder}: {error.strerror}.", param="--file-storage-path") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise ConfigError(
+                f"--file-storage-path {folder}: another server uses this folder and would answer its batches a second "
+                "time; give each server a folder of its own.",
+                param="--file-storage-path",
+            ) from None
+
+    def close(self) -> None:
+        """Let another server have the folder; the end of the process does so too."""
+        self._lock.close()
 
     def path(self, file_id: str) -> Path:
         """Where the bytes of a file lie. Raises NotFound for what is no id of ours."""

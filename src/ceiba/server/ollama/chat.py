@@ -31,7 +31,7 @@ from ceiba.server.ollama.schemas import (
     OllamaGenerateRequest,
     OllamaOptions,
 )
-from ceiba.server.openai.translate import fold_seed, refuse, routing_key, strings
+from ceiba.server.openai.translate import fold_seed, hint_header, refuse, routing_key, strings
 from ceiba.server.request import EngineRequest, Input, LengthRule, TextPrompt
 from ceiba.server.sse import Shape
 from ceiba.text.parsers.events import Arguments, CallEnd, CallStart, Content, Reasoning
@@ -83,7 +83,7 @@ def hints(body: Common) -> dict[str, str]:
     given = [f"options.{name}" for name in HINT_OPTIONS if getattr(body.options, name, None) is not None]
     if body.keep_alive is not None:
         given.append("keep_alive")
-    return {"x-ceiba-hints": ",".join(given)} if given else {}
+    return hint_header(given)
 
 
 def loaded(body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any] | None:

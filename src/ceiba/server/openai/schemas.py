@@ -211,8 +211,14 @@ class ChatRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: Annotated[str | None, Meta(description="Hint: prefixes are cached without it.")] = None
     prompt_cache_retention: Annotated[str | None, Meta(description="Hint: prefixes stay while there is room.")] = None
     safety_identifier: Annotated[str | None, Meta(description="Hint: has no effect here.")] = None
-    verbosity: Annotated[Any, Meta(description="`medium` or absent; others are refused.")] = None
-    modalities: Annotated[Any, Meta(description='`["text"]` or absent; others are refused.')] = None
+    verbosity: Annotated[
+        Any,
+        Meta(description="`medium` or absent; others are refused.", extra_json_schema={"enum": [None, "", "medium"]}),
+    ] = None
+    modalities: Annotated[
+        Any,
+        Meta(description='`["text"]` or absent; others are refused.', extra_json_schema={"enum": [None, [], ["text"]]}),
+    ] = None
     tools: Annotated[
         list[dict[str, Any]] | None,
         Meta(description="Functions that the model may call: `{type: function, function: {name, parameters, …}}`."),
@@ -225,7 +231,12 @@ class ChatRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
         bool | None, Meta(description="false: at most one call per answer. Default true.")
     ] = None
     functions: Annotated[Any, Meta(description="Refused: the older form; send `tools`.")] = None
-    function_call: Annotated[Any, Meta(description="`none` or absent; send `tool_choice`.")] = None
+    function_call: Annotated[
+        Any,
+        Meta(
+            description="`none` or absent; send `tool_choice`.", extra_json_schema={"enum": [None, "", "none", "auto"]}
+        ),
+    ] = None
     moderation: Annotated[Any, Meta(description="Refused: this server moderates nothing.")] = None
     prompt_cache_options: Annotated[Any, Meta(description="Hint: prefixes are cached without it.")] = None
     audio: Annotated[Any, Meta(description="Refused: audio is not available.")] = None

@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
+from ceiba.core import limits
 from ceiba.core.errors import BadRequest
 from ceiba.core.sampling import SamplingParams
 from ceiba.server import structured
@@ -39,7 +40,15 @@ def hints(body: Any, more: Sequence[str] = ()) -> dict[str, str]:
     """A response header that names the fields which were taken as advice. ``more``: further ones of this request."""
     given = [name for name in HINTS if getattr(body, name, None) is not None]
     given += [name for name in more if name.isascii() and name.isprintable()]
-    return {"x-ceiba-hints": ",".join(given)} if given else {}
+    return hint_header(given)
+
+
+def hint_header(names: Sequence[str]) -> dict[str, str]:
+    """The header for these names; as many as fit a header, then an ellipsis."""
+    text = ",".join(names)
+    if len(text) > limits.MAX_HINTS_CHARS:
+        text = text[: limits.MAX_HINTS_CHARS].rpartition(",")[0] + ",..."
+    return {"x-ceiba-hints": text} if text else {}
 
 
 def rid(body: CommonFields, prefix: str) -> str:

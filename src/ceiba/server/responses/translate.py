@@ -14,7 +14,7 @@ from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.server import structured
 from ceiba.server.conversation import Chat, check_effort
 from ceiba.server.front import Front
-from ceiba.server.openai.translate import refuse
+from ceiba.server.openai.translate import hint_header, refuse
 from ceiba.server.responses.schemas import HINTS, INCLUDES, REFUSED, Item, ResponsesRequest
 
 NAMES = {
@@ -28,7 +28,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 def hints(body: ResponsesRequest) -> dict[str, str]:
     given = [name for name in HINTS if getattr(body, name) is not None]
-    return {"x-ceiba-hints": ",".join(given)} if given else {}
+    return hint_header(given)
 
 
 def items_of(body: ResponsesRequest) -> list[Item]:
