@@ -1,21 +1,29 @@
-"""The whole server on one GPU with dummy weights: start it, load it, print one table. Runs on a bare machine that has
+"""The whole server on one GPU with dummy weights: start it, load it, print tables. Runs on a bare machine that has
 torch and Triton; what else is missing comes from a folder of wheels.
 
-    python benchmarks/gpu/serve.py --models 8b,30b [--workloads single,burst] [--wheels .whl] [--client load.py]
-        [--out DIR] [--cache triton-cache.tgz] [--flags "--disable-cuda-graph"] [--tests tests/gpu/test_gpu_runner.py]
+    python benchmarks/gpu/serve.py --models 8b,30b [--workloads single,burst] [--runs 3] [--starts 3] [--wheels .whl]
+        [--client load.py] [--variant "fp8=--quantization fp8"] [--out DIR] [--cache triton-cache.tgz]
+        [--tests tests/gpu/test_gpu_runner.py]
 
 ``--client`` names a load client with the arguments of ``ceiba bench serve --workload`` (``--url --model --vocab
---only``); without it, that command is the client. ``--cache``: compiled kernels of an earlier run, read if it exists
-and written to --out at the end.
+--only``); without it, that command is the client; ``--load-arguments`` go to either. ``--variant NAME=FLAGS`` (any
+number) starts the server once for each with these flags; none: once with its defaults. ``--runs``: every workload so
+many times, the cache emptied between, medians in the table; before each the device's ceilings are measured by a process
+that lives as long as the benchmark.
+``--starts``: so many servers are only started and stopped first; with ``--cold`` each without compiled kernels.
+``--cache``: compiled kernels of an earlier run, read if it exists and written to --out at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
+import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -23,7 +31,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Path("/tmp/ceiba-site")
@@ -45,8 +55,12 @@ MODELS = {
         "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128,
         "num_experts_per_tok": 8, **COMMON,
     },
+    "tiny": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "intermediate_size": 128, "num_hidden_layers": 2,
+        **COMMON, "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
+    },
 }  # fmt: skip
-"""Shapes of Qwen3-8B and Qwen3-30B-A3B."""
+"""Shapes of Qwen3-8B and Qwen3-30B-A3B, and one to try this script on."""
 
 
 def write_model(name: str) -> Path:
@@ -103,14 +117,14 @@ def wait_healthy(process: subprocess.Popen[bytes], port: int, begun: float, limi
     raise SystemExit(f"the server is not healthy after {time.perf_counter() - begun:.0f} s (status {process.poll()})")
 
 
-def load(client: str, port: int, model: str, workloads: str, limit: float) -> list[dict[str, object]]:
+def load(client: str, port: int, model: str, workloads: str, limit: float, more: str = "") -> list[dict[str, Any]]:
     """One JSON line for each workload."""
     url = f"http://127.0.0.1:{port}"
     if client:
         command = [sys.executable, client, "--only", workloads]
     else:
         command = [sys.executable, "-m", "ceiba", "bench", "serve", "--workload", workloads]
-    command += ["--url", url, "--model", model, "--vocab", str(VOCAB - 1000)]
+    command += ["--url", url, "--model", model, "--vocab", str(VOCAB - 1000), *shlex.split(more)]
     lines = []
     begun = time.perf_counter()
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
@@ -149,53 +163,186 @@ def excerpt(log: Path, first: int, last: int) -> str:
     return "\n".join(lines if len(lines) <= first + last else [*lines[:first], "...", *lines[-last:]])
 
 
-def main() -> None:
+class Ceilings:
+    """``ceilings.py --serve`` beside the server; it measures while nothing else runs."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, str(ROOT / "benchmarks/gpu/ceilings.py"), "--serve"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def measure(self) -> dict[str, float]:
+        """Nothing where there is no CUDA device."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        if self.process.poll() is not None:
+            return {}
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else {}
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+
+
+def flush(port: int) -> None:
+    """Empty the prefix cache: the next run sends the same prompts."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/flush_cache", method="POST")
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        answer.read()
+
+
+@dataclass
+class Record:
+    """What one workload gave, over its runs."""
+
+    model: str
+    variant: str
+    workload: str
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    ceilings: list[dict[str, float]] = field(default_factory=list)
+
+
+FIGURES: dict[str, list[tuple[str, tuple[str, ...]]]] = {
+    "single": [("inter-token ms", ("itl_ms", "p50")), ("first token ms", ("ttft_ms", "p50"))],
+    "burst": [("output tok/s", ("out_tok/s",))],
+    "prefix": [("requests/s", ("req/s",))],
+    "long": [("total tok/s", ("total_tok/s",))],
+    "online": [
+        ("first token ms p50", ("ttft_ms", "p50")),
+        ("first token ms p99", ("ttft_ms", "p99")),
+        ("time per output token ms p50", ("tpot_ms_p50",)),
+        ("gap ms p99", ("itl_ms", "p99")),
+    ],
+}
+"""What a workload is judged by: title, and where its line has it."""
+
+
+def figure(line: dict[str, Any], path: tuple[str, ...]) -> float | None:
+    value: Any = line
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def spread(values: list[float]) -> str:
+    """Median, and the range of several."""
+    middle = statistics.median(values)
+    text = f"{middle:,.0f}" if middle >= 1000 else f"{middle:.4g}"
+    return text if len(values) < 2 else f"{text} ({min(values):.4g}-{max(values):.4g})"
+
+
+def markdown(records: list[Record], starts: list[tuple[str, str, list[float]]]) -> str:
+    rows = ["| model | variant | workload | figure | median (range) | copy TB/s | bf16 TFLOP/s | errors |",
+            "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for record in records:
+        errors = sum(line.get("err", 0) for line in record.lines)
+        limits = [
+            spread([c[name] for c in record.ceilings if name in c]) if any(name in c for c in record.ceilings) else "-"
+            for name in ("copy_TBps", "bf16_TFLOPs")
+        ]
+        for title, path in FIGURES.get(record.workload, []):
+            values = [value for line in record.lines if (value := figure(line, path)) is not None]
+            if values:
+                cells = [record.model, record.variant, record.workload, title, spread(values), *limits, str(errors)]
+                rows.append("| " + " | ".join(cells) + " |")
+    rows += [f"| {model} | {kind} | start | healthy, s | {spread(found)} | | | |" for model, kind, found in starts]
+    return "\n".join(rows)
+
+
+def run_loads(options: argparse.Namespace, port: int, path: Path, name: str, variant: str, found: list[Record]) -> None:
+    """Every workload --runs times into ``found``; the first run after a warm-up."""
+    ceilings = Ceilings()
+    workloads = options.workloads.split(",")
+    records = {workload: Record(name, variant, workload) for workload in workloads}
+    found += records.values()
+    try:
+        load(options.client, port, str(path), "warm", 60, options.load_arguments)
+        for _ in range(options.runs):
+            for workload in workloads:
+                flush(port)
+                limits = ceilings.measure()
+                for line in load(options.client, port, str(path), workload, options.load_limit, options.load_arguments):
+                    records[workload].lines.append(line)
+                    records[workload].ceilings.append(limits)
+    finally:
+        ceilings.close()
+
+
+def only_start(options: argparse.Namespace, path: Path, port: int, flags: str, log: Path) -> list[float]:
+    """Seconds to healthy of --starts fresh servers, without compiled kernels where --cold."""
+    found = []
+    for _ in range(options.starts):
+        if options.cold:
+            shutil.rmtree(CACHE, ignore_errors=True)
+        process, begun = start(path, port, flags, log)
+        try:
+            found.append(wait_healthy(process, port, begun, options.start_limit))
+            print(f"started in {found[-1]:.1f} s", flush=True)
+        finally:
+            stop(process)
+    return found
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="8b")
-    parser.add_argument("--workloads", default="warm,single,burst,prefix,long,online")
+    parser.add_argument("--workloads", default="single,burst,prefix,long,online", help="empty: none")
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--starts", type=int, default=0)
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--variant", action="append", default=[], metavar="NAME=FLAGS")
     parser.add_argument("--wheels", default=".whl")
     parser.add_argument("--client", default="")
+    parser.add_argument("--load-arguments", default="")
     parser.add_argument("--out", default=os.environ.get("OUT", "/tmp"))
     parser.add_argument("--cache", default="")
-    parser.add_argument("--flags", default="")
     parser.add_argument("--tests", default="", help="pytest arguments, run while the first server starts")
     parser.add_argument("--start-limit", type=float, default=200.0)
     parser.add_argument("--load-limit", type=float, default=300.0)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
     out = Path(options.out)
     if options.cache and Path(options.cache).exists():
         with tarfile.open(options.cache) as archive:
             archive.extractall(CACHE.parent, filter="data")
     install(options.wheels)
-    rows = []
-    for index, name in enumerate(options.models.split(",")):
-        path, port, log = write_model(name), 30000 + index, out / f"serve-{name}.log"
-        process, begun = start(path, port, options.flags, log)
-        tests = None
+    variants = [tuple(text.split("=", 1)) for text in options.variant] or [("defaults", "")]
+    records: list[Record] = []
+    starts: list[tuple[str, str, list[float]]] = []
+    tests = None
+    for index, (name, (variant, flags)) in enumerate(itertools.product(options.models.split(","), variants)):
+        path, port, log = write_model(name), 30000 + index, out / f"serve-{name}-{variant}.log"
+        if options.starts:
+            kind = f"{variant}, nothing compiled" if options.cold else f"{variant}, kernels compiled before"
+            starts.append((name, kind, only_start(options, path, port, flags, log)))
+        if not options.workloads:
+            continue
+        process, begun = start(path, port, flags, log)
         if options.tests and not index:
             tests = subprocess.Popen([sys.executable, "-m", "pytest", *shlex.split(options.tests)], env=environment())
         try:
             seconds = wait_healthy(process, port, begun, options.start_limit)
-            print(f"{name}: healthy after {seconds:.1f} s", flush=True)
+            print(f"{name} {variant}: healthy after {seconds:.1f} s", flush=True)
             if tests is not None:
                 tests.wait()
-            results = load(options.client, port, str(path), options.workloads, options.load_limit)
-            rows += [(name, seconds, line) for line in results]
+            run_loads(options, port, path, name, variant, records)
             print(json.dumps(counters(port)), flush=True)
         finally:
             stop(process)
-            print(excerpt(log, 20, 12), flush=True)
+            print(excerpt(log, 20, 8), flush=True)
+            (out / "serve.md").write_text(markdown(records, starts) + "\n")
     if CACHE.exists():
         with tarfile.open(out / "triton-cache.tgz", "w:gz") as archive:
             archive.add(CACHE, CACHE.name)
-    print(f"{'model':6}{'workload':10}{'ok':>5}{'err':>5}{'req/s':>9}{'out tok/s':>11}{'all tok/s':>11}"
-          f"{'ttft p50':>10}{'p99':>9}{'tpot':>8}{'itl p50':>9}{'p99':>8}{'start s':>9}")  # fmt: skip
-    for name, seconds, line in rows:
-        ttft, itl = line.get("ttft_ms", {}), line.get("itl_ms", {})
-        print(f"{name:6}{line['workload']:10}{line['ok']:5}{line['err']:5}{line.get('req/s', 0):9}"
-              f"{line.get('out_tok/s', 0):11}{line.get('total_tok/s', 0):11}{ttft.get('p50', 0):10}"
-              f"{ttft.get('p99', 0):9}{line.get('tpot_ms_p50', 0):8}{itl.get('p50', 0):9}{itl.get('p99', 0):8}"
-              f"{seconds:9.1f}")  # fmt: skip
+    text = markdown(records, starts)
+    (out / "serve.md").write_text(text + "\n")
+    print(text)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,211 @@
+"""Where a steady decode step goes: how much of it kernels fill, which kernels, what host and scheduler add. The real
+scheduler and runner in this process, dummy weights, prompts of random tokens.
+
+    PYTHONPATH=src python benchmarks/gpu/steady.py [--models 8b,30b] [--batches 64,256] [--flags fp8,kv8]
+
+Busy share: the union of all kernel and copy intervals over the span from the first to the last of the profiled steps.
+Host: wall time of a step outside of waiting for results, split into what the runner launches and what the scheduler
+plans and applies. Waits: calls in which the host waited for the device, by name; in a steady state only the one for the
+step before last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+from serve import VOCAB, write_model
+from torch.profiler import ProfilerActivity, profile
+
+from ceiba.checkpoint.opening import open_checkpoint
+from ceiba.config.records import (
+    Config,
+    LaunchConfig,
+    ModelConfig,
+    ObsConfig,
+    RunnerConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
+from ceiba.core.messages import Generate, ids_to_bytes
+from ceiba.core.sampling import SamplingParams
+from ceiba.runner.worker import ModelRunner
+from ceiba.scheduler.loop import Scheduler
+
+STEPS = 40
+PROFILED = 12
+
+
+class Port:
+    """Messages in memory; what comes back is dropped."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def receive(self, timeout: float) -> list[Any]:
+        found, self.messages = self.messages, []
+        return found
+
+    def to_detokenizer(self, batch: Any) -> None:
+        return None
+
+    def to_front(self, message: Any) -> None:
+        return None
+
+
+class Clocked:
+    """A runner that notes how long its calls take, and how long results are waited for."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.launching = self.waiting = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+    def forward(self, plan: Any) -> Any:
+        begun = time.perf_counter()
+        try:
+            return self.runner.forward(plan)
+        finally:
+            self.launching += time.perf_counter() - begun
+
+    def sample(self, handle: Any, masks: Any = None) -> Any:
+        begun = time.perf_counter()
+        result = self.runner.sample(handle, masks)
+        self.launching += time.perf_counter() - begun
+        original = result.wait
+
+        def wait() -> Any:
+            begun = time.perf_counter()
+            try:
+                return original()
+            finally:
+                self.waiting += time.perf_counter() - begun
+
+        result.wait = wait
+        return result
+
+
+def build(name: str, flags: set[str], device: str, tokens: int) -> tuple[Scheduler, Port, Clocked]:
+    path = str(write_model(name))
+    cuda = device == "cuda"
+    graphs = {"cuda_graph_backend_decode": "full", "cuda_graph_max_bs_decode": 256} if cuda else {}
+    config = Config(
+        model=ModelConfig(
+            path=path, name=name, tokenizer_path=path, load_format="dummy", context_len=8192,
+            dtype="bfloat16" if cuda else "float32", quantization="fp8" if "fp8" in flags else None,
+        ),
+        scheduler=SchedulerConfig(max_running_requests=512, max_total_tokens=tokens, chunked_prefill_size=8192),
+        runner=RunnerConfig(
+            device=device, attention_backend="triton" if cuda else "torch_native", mem_fraction_static=0.9,
+            cpu_kernels=False, kv_cache_dtype="fp8_e4m3" if "kv8" in flags else "auto", **graphs,
+        ),
+        server=ServerConfig(),
+        obs=ObsConfig(),
+        launch=LaunchConfig(),
+    )  # fmt: skip
+    port = Port()
+    runner = Clocked(ModelRunner(config, open_checkpoint(path, "dummy")))
+    return Scheduler(config.scheduler, runner, port), port, runner  # type: ignore[arg-type]
+
+
+def fill(scheduler: Scheduler, port: Port, batch: int, context: int) -> None:
+    """``batch`` requests with ``context`` tokens each, prefilled, that will decode on."""
+    rng = np.random.default_rng(batch)
+    sampling = SamplingParams(max_new_tokens=4 * STEPS, ignore_eos=True, temperature=0.0)
+    for index in range(batch):
+        ids = rng.integers(1000, VOCAB - 1000, context).astype(np.int32)
+        port.messages.append(
+            Generate(rid=f"{batch}-{index}", input_ids=ids_to_bytes(ids), sampling=sampling, stream=True, arrival=0.0)
+        )
+    scheduler.step()
+    while len(scheduler.rows.running()) < batch:
+        scheduler.step()
+    for _ in range(8):  # graphs are captured when a size comes again
+        scheduler.step()
+
+
+def timed(scheduler: Scheduler, runner: Clocked) -> dict[str, float]:
+    """Milliseconds of a step."""
+    runner.launching = runner.waiting = 0.0
+    begun = time.perf_counter()
+    for _ in range(STEPS):
+        scheduler.step()
+    total = time.perf_counter() - begun
+    unit = 1e3 / STEPS
+    own = total - runner.launching - runner.waiting
+    return {"step": total * unit, "launch": runner.launching * unit, "scheduler": own * unit}
+
+
+def union(intervals: list[tuple[float, float]]) -> float:
+    """Length covered by at least one interval."""
+    covered, reached = 0.0, -float("inf")
+    for begin, end in sorted(intervals):
+        covered += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return covered
+
+
+def profiled(scheduler: Scheduler) -> tuple[float, list[tuple[str, float]], Counter[str]]:
+    """(busy share of the span, kernels with their share of busy time, waits of the host by name)."""
+    # The device alone: recording the host's operations as well would slow it.
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(PROFILED):
+            scheduler.step()
+        torch.cuda.synchronize()
+    device, times, waits = [], Counter[str](), Counter[str]()
+    for event in found.events():
+        begin, end = event.time_range.start, event.time_range.end
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            device.append((begin, end))
+            times[event.name.split("(")[0][:48]] += end - begin
+        elif "Synchronize" in event.name:
+            waits[event.name] += 1
+    span = max(end for _, end in device) - min(begin for begin, _ in device)
+    busy = union(device)
+    total = sum(times.values())
+    return busy / span, [(name, spent / total) for name, spent in times.most_common(8)], waits
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="8b")
+    parser.add_argument("--batches", default="64,256")
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--flags", default="", help="fp8: eight-bit weights; kv8: eight-bit KV cache")
+    parser.add_argument("--device", default="cuda", help="cpu: to try this script; no busy share")
+    options = parser.parse_args()
+    flags = set(filter(None, options.flags.split(",")))
+    batches = [int(batch) for batch in options.batches.split(",")]
+    tokens = 2 * max(batches) * (options.context + 4 * STEPS)
+    rows = ["| model | batch | step ms | busy share | host: launches ms | host: scheduler ms | waits a step |",
+            "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for name in options.models.split(","):
+        scheduler, port, runner = build(name, flags, options.device, tokens)
+        for batch in batches:
+            fill(scheduler, port, batch, options.context)
+            spent = timed(scheduler, runner)
+            share, kernels, waits = (0.0, [], Counter[str]()) if options.device == "cpu" else profiled(scheduler)
+            seen = ", ".join(f"{what} {count / PROFILED:.1f}" for what, count in waits.items())
+            rows.append(
+                f"| {' '.join([name, *sorted(flags)])} | {batch} | {spent['step']:.3f} | {share:.1%} | "
+                f"{spent['launch']:.3f} | {spent['scheduler']:.3f} | {seen} |"
+            )
+            print(rows[-1])
+            for kernel, part in kernels:
+                print(f"    {part:6.1%}  {kernel}", flush=True)
+            scheduler.abort_all("measured")
+            while not scheduler.idle:
+                scheduler.step(0.0)
+        runner.close()
+        del scheduler, runner
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()
