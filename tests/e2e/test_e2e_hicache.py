@@ -191,3 +191,29 @@ def test_every_policy_and_layout_gives_the_same_answers(more):
         assert (hit, "device" in tiers) == (cold[2], True)
     finally:
         server.stop()
+
+
+@pytest.mark.slow
+def test_deterministic_inference_gives_the_same_bits_cold_and_from_every_tier(tmp_path):
+    """Log-probabilities are compared as they are, not within a tolerance."""
+    server = LiveServer(*flags(*on_files(tmp_path), "--enable-deterministic-inference"))
+    server.start()
+
+    def ask(prompt: list[int]) -> tuple[object, dict[str, int]]:
+        sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+        body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+        meta = server.post("/generate", body).json()["meta_info"]
+        return meta["output_token_logprobs"], meta["cached_tokens_details"]
+
+    try:
+        cold = ask(ids(0))[0]
+        ask(ids(1))
+        until_stored(server, 2 * (LENGTH // PAGE))
+        host, tiers = ask(ids(0))
+        assert tiers["host"] > 0
+        server.post("/flush_cache")
+        stored, tiers = ask(ids(0))
+        assert tiers["storage"] == (LENGTH - 1) // PAGE * PAGE
+        assert cold == host == stored
+    finally:
+        server.stop()

@@ -58,12 +58,13 @@ def make_tier_world(
     storage: dict | None = None,
     hicache: dict | None = None,
     always: bool = True,
+    instant: bool = True,
     **config: object,
 ) -> TierWorld:
     """``hicache``: fields of ``HiCacheConfig``; ``storage``: a shared one, attached at once. ``always``: restore
-    however little is cached."""
+    however little is cached. ``instant``: whether steps are known as soon as they are launched."""
     info = RunnerInfo(num_slots=pool, max_rows=rows, vocab_size=VOCAB, context_len=context, page_size=page, eos_ids=EOS)
-    runner, port, now = FakeRunner(info, eager=True), MemoryPort(), [0.0]
+    runner, port, now = FakeRunner(info, eager=instant), MemoryPort(), [0.0]
     settings = HiCacheConfig(host_tokens=host, storage_page=PAGE, **{"prefetch_threshold": PAGE, **(hicache or {})})
     tiers = FakeTiers(runner._kv, TierInfo(host, 1, PAGE), eager=eager, stored={} if storage is None else storage)
     if storage is not None:

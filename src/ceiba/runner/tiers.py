@@ -28,6 +28,7 @@ def identity(config: Config, checkpoint: Checkpoint, pool: KVPool, rank: int = 0
         "device": runner.device,
         "cpu_kernels": runner.cpu_kernels,
         "int8_activations": runner.int8_activations,
+        "deterministic": runner.deterministic,
         "attention": runner.prefill_attention_backend or runner.attention_backend,
         "kv": [shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.v_head_dim, str(shape.dtype)],
         "page": 0 if config.scheduler.hicache is None else config.scheduler.hicache.storage_page,

@@ -17,6 +17,7 @@ import numpy as np
 
 from ceiba.cache.base import Match, Node, PrefixCache
 from ceiba.cache.keys import common_prefix
+from ceiba.cache.tiers import TieredCache
 from ceiba.config.records import SchedulerConfig
 from ceiba.scheduler.request import Request
 from ceiba.scheduler.rows import RowTable
@@ -46,9 +47,20 @@ class Matches:
             memo = request.match_memo = (self.cache.version, self.cache.match(request.key, request.match_limit))
         return memo[1]
 
+    def length(self, request: Request) -> int:
+        """Tokens it need not compute, wherever they are cached."""
+        cache = self.cache
+        if not isinstance(cache, TieredCache):
+            return self.of(request).length
+        memo = request.length_memo
+        if memo is None or memo[0] != cache.version:
+            found = cache.match_tiers(request.key, request.match_limit).length
+            memo = request.length_memo = (cache.version, found)
+        return memo[1]
+
     def uncached(self, request: Request) -> int:
         """Tokens it has to compute."""
-        return len(request.tokens) - self.of(request).length
+        return len(request.tokens) - self.length(request)
 
 
 @dataclass(slots=True)
@@ -134,7 +146,7 @@ class LPM(_Plain):
     def order(self, view: View) -> Iterable[Request]:
         if len(view.queue) > MATCH_QUEUE_LIMIT:
             return view.queue
-        return sorted(view.queue, key=lambda request: -view.matches.of(request).length)
+        return sorted(view.queue, key=lambda request: -view.matches.length(request))
 
 
 class HRRN(_Plain):

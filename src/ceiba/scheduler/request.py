@@ -85,6 +85,8 @@ class Request:
     """Prefill tokens that had been processed when it came."""
     match_memo: tuple[int, Match] | None = None
     """(cache version, match) while it waits; ``policy.Matches`` alone reads and writes it."""
+    length_memo: tuple[int, int] | None = None
+    """The same for the length over all tiers."""
     admitted_at: float | None = None
     retractions: int = 0
     held_for: str = ""

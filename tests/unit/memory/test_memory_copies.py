@@ -102,3 +102,26 @@ def test_runs_are_the_stretches_in_which_both_sides_count_up():
     b = np.array([7, 8, 9, 10, 20, 21], np.int32)
     assert list(runs(a, b)) == [(3, 7, 3), (9, 10, 1), (10, 20, 1), (2, 21, 1)]
     assert list(runs(a[:0], b[:0])) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("page", [1, 4])
+def test_the_way_through_a_staging_buffer_is_the_same_as_the_plain_one(layout, page, monkeypatch):
+    """What a GPU does between gather and link, on CPU tensors: same bytes, in parts of any size."""
+    rng = np.random.default_rng(3 + page)
+    for shape in SHAPES:
+        monkeypatch.setattr("ceiba.memory.copies.STAGING_BYTES", 3 * shape.bytes_per_token)
+        pool, host = filled(shape, 64, page, 2), HostPool(shape, 96, page, layout)
+        copier = Copier(pool, host, "kernel")
+        device, there = some_slots(rng, 64, page, 16 // page), some_slots(rng, 96, page, 16 // page)
+        before = content(pool, device)
+        for part in copier._parts(len(device)):
+            copier._staged(device[part], there[part], to_host=True)
+        staged = [plane.read(torch.from_numpy(there.astype(np.int64))) for plane in host.planes]
+        for layer in (*pool.k, *pool.v):
+            layer.view(torch.uint8)[torch.from_numpy(device.astype(np.int64))] = 0
+        for part in copier._parts(len(device)):
+            copier._staged(device[part], there[part], to_host=False)
+        assert same(content(pool, device), before)
+        copier.backup(device, there)
+        assert same([plane.read(torch.from_numpy(there.astype(np.int64))) for plane in host.planes], staged)

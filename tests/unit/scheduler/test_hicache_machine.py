@@ -29,11 +29,26 @@ class Tiers(RuleBasedStateMachine):
         chunk=st.sampled_from([16, 2048]),
         mixed=st.booleans(),
         overlap=st.booleans(),
+        instant=st.booleans(),
         stored=st.booleans(),
         failing=st.sampled_from([0.0, 0.0, 0.1]),
     )
     def start(
-        self, seed, page, pool, host, policy, prefetch, eviction, schedule, chunk, mixed, overlap, stored, failing
+        self,
+        seed,
+        page,
+        pool,
+        host,
+        policy,
+        prefetch,
+        eviction,
+        schedule,
+        chunk,
+        mixed,
+        overlap,
+        instant,
+        stored,
+        failing,
     ):
         import random
 
@@ -47,6 +62,7 @@ class Tiers(RuleBasedStateMachine):
             page=page,
             eager=False,
             storage=self.shared,
+            instant=instant,
             hicache={"write_policy": policy, "prefetch_policy": prefetch, "prefetch_retry_interval": 1},
             policy=schedule,
             radix_eviction_policy=eviction,

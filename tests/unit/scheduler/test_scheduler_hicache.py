@@ -226,6 +226,18 @@ def test_the_cost_decides():
     assert world.serve("long", prompt(1, 50)) == {"host": 49}
 
 
+def test_lpm_counts_what_the_host_holds():
+    world = make_tier_world(pool=100, host=400, policy="lpm", rows=1)
+    fill(world, 3)
+    world.ask("new", prompt(70, 50), max_new_tokens=1, ignore_eos=True)
+    world.ask("host", prompt(0, 50), max_new_tokens=1, ignore_eos=True)
+    order = []
+    for _ in range(60):
+        world.step()
+        order += [rid for rid in ("new", "host") if rid in world.port.answers and rid not in order]
+    assert order == ["host", "new"]
+
+
 # ── storage ──────────────────────────────────────────────────────────────────
 
 
