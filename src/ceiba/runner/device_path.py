@@ -4,6 +4,9 @@ device. Nothing here waits for the device. Knows rows and slots; never a request
 
 from __future__ import annotations
 
+import logging
+import os
+import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +17,7 @@ import torch
 from ceiba.attention.base import AttentionBackend, AttentionBatch
 from ceiba.config.records import RunnerConfig
 from ceiba.core.step import PrefixGroup, StepPlan, TokenMasks
+from ceiba.kernels.triton.launch import compile_only
 from ceiba.kernels.triton.step import begin_step
 from ceiba.memory.pool import KVPool
 from ceiba.models.decoder import Decoder
@@ -24,12 +28,20 @@ from ceiba.runner.rows import Rows, SamplingBatch
 
 Tensor = torch.Tensor
 
+log = logging.getLogger("ceiba.runner")
+
 CAPTURE_SECONDS = 30.0
 """Start-up time that graphs may take; those left are captured when their size comes."""
 WARM_LENGTHS = (300, 40)
 """Tokens of the prefills that compile kernels at start."""
 SHARED_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Decode batches whose kernels for shared prefixes are compiled at start; their graphs are captured when they come."""
+"""Decode batches whose kernels for shared prefixes are compiled at start."""
+SHARED_CAPTURED, SHARED_SECONDS = 64, 4.0
+"""Decode batches under shared prefixes up to this are captured at start, as far as that takes no longer: their first
+steps would pay for it one after another. Larger ones are captured when they come."""
+COMPILED_AHEAD = (1, 2, 3, 4, 6, 8, 12, 16, 20, 32, 40, 48, 64, 72, 96, 128, 136, 192, 256)
+"""Decode batches whose kernels are compiled first, many at a time; others differ from these rarely."""
+MOST_COMPILERS = 16
 MIXED_SIZES = (8, 16, 32, 64, 96, 128, 192, 256)
 """Decode segments beside a captured prefill are padded to one of these."""
 SPARE_TILES = 64
@@ -67,16 +79,34 @@ class DevicePath:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compile what the first requests need and capture decode graphs."""
+        self._compile_ahead()
         self.graphs.prepare(self._plan_padding, CAPTURE_SECONDS)
         self.graphs.compile(self._plan_shared_padding, SHARED_SIZES)
+        self.graphs.prepare(self._plan_shared_padding, SHARED_SECONDS, SHARED_CAPTURED)
+        self._warm_prefills()
+        if self._num_tiles(1):
+            self.prefills.prepare(self._plan_prefill_padding, CAPTURE_SECONDS)
+        torch.cuda.synchronize()
+
+    def _compile_ahead(self) -> None:
+        """Have the kernels of the steps that follow compiled in parallel, by going through them without computing."""
+        begun = time.monotonic()
+        with compile_only(min(MOST_COMPILERS, len(os.sched_getaffinity(0)))) as able:
+            if not able:
+                return
+            for size in sorted({self.graphs.padded(count) for count in COMPILED_AHEAD} - {0}):
+                for plan in (self._plan_padding, self._plan_shared_padding):
+                    plan(size)
+                    self._decode(size)
+            self._warm_prefills()
+        log.info("kernels ready in %.2f s", time.monotonic() - begun)
+
+    def _warm_prefills(self) -> None:
         context = self.rows.slot_table.shape[1]
         for length in WARM_LENGTHS:
             for start in (0, length):
                 if start + length <= context:
                     self._prefill_padding(start, length)
-        if self._num_tiles(1):
-            self.prefills.prepare(self._plan_prefill_padding, CAPTURE_SECONDS)
-        torch.cuda.synchronize()
 
     @property
     def graph_hits(self) -> int:
@@ -92,8 +122,10 @@ class DevicePath:
     def _plan_shared_padding(self, size: int) -> Hashable:
         """As ``_plan_padding``, with a prefix that all segments seem to share."""
         self.inputs.fill_decode(None, size)
-        rows, length = np.full(size, self.rows.max_rows, np.int32), self.rows.slot_table.shape[1] - 1
-        group = PrefixGroup(length // 2, np.arange(size, dtype=np.int32))
+        rows = np.full(size, self.rows.max_rows, np.int32)
+        # Long enough that sharing pays for two, with little that is not shared: nobody waits for this step's result.
+        length = min(self.rows.slot_table.shape[1] - 1, 4160)
+        group = PrefixGroup(length - min(64, length // 2), np.arange(size, dtype=np.int32))
         starts = np.full(size, length, np.int32)
         self.attention.plan(self._batch(rows, starts, np.ones(size, np.int32), 0, [group]))
         return getattr(self.attention, "graph_key", ())

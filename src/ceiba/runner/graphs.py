@@ -86,18 +86,20 @@ class StepGraphs:
             self._seen.add((size, plan(size)))
             self._run(size)
 
-    def prepare(self, plan: Callable[[int], Hashable | None], seconds: float) -> None:
-        """Run and capture sizes ahead, the largest first, for about ``seconds``; ``plan(size)`` makes an empty step of
-        a size and returns its key, or None where there can be none. What is left is captured when it comes."""
+    def prepare(self, plan: Callable[[int], Hashable | None], seconds: float, largest: int = 1 << 30) -> None:
+        """Run and capture sizes up to ``largest`` ahead, the largest first, for about ``seconds``; ``plan(size)`` makes
+        an empty step of a size and returns its key, or None where there can be none. What is left is captured when it
+        comes."""
         begun = time.monotonic()
         done = 0
-        if not self.sizes:
+        sizes = [size for size in self.sizes if size <= largest]
+        if not sizes:
             return
-        for size in reversed(self.sizes):
+        for size in reversed(sizes):
             if time.monotonic() - begun > seconds:
                 break
             key = plan(size)
-            if key is None:
+            if key is None or (size, key) in self._graphs:
                 continue
             self._run(size)
             self._seen.add((size, key))
@@ -105,4 +107,4 @@ class StepGraphs:
                 done += 1
         torch.cuda.synchronize()
         seconds = time.monotonic() - begun
-        log.info("captured %d of %d %s graphs in %.2f s", done, len(self.sizes), self._what, seconds)
+        log.info("captured %d of %d %s graphs in %.2f s", done, len(sizes), self._what, seconds)

@@ -10,10 +10,15 @@ after ``gdc_wait``, so a kernel that has started knows that its predecessor's pr
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.jit import JITFunction
 
 
 @functools.cache
@@ -43,6 +48,31 @@ def power_of_two(n: int) -> int:
 
 def divide_up(n: int, by: int) -> int:
     return -(-n // by)
+
+
+@contextmanager
+def compile_only(threads: int) -> Iterator[bool]:
+    """Within, launching a kernel has it compiled by one of ``threads`` threads and runs nothing, so what kernels would
+    write stays as it was; at the end all are ready. Yields whether this version of Triton can do so; if not, launches
+    run as ever. For one thread, at start, before anything depends on results: it changes how every kernel launches.
+    """
+    try:
+        from triton import AsyncCompileMode
+    except ImportError:
+        yield False
+        return
+    run = JITFunction.run
+
+    def compile_alone(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=True, **options)
+
+    with ThreadPoolExecutor(threads, "compile") as pool:
+        JITFunction.run = compile_alone
+        try:
+            with AsyncCompileMode(pool):
+                yield True
+        finally:
+            JITFunction.run = run
 
 
 @triton.jit
