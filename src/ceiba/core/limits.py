@@ -45,6 +45,16 @@ MAX_ID_CHARS: Final = 256
 MAX_TOOLS: Final = 1024
 MAX_TOOL_NAME_CHARS: Final = 256
 MAX_CONTENT_PARTS: Final = 4096
+MAX_URL_CHARS: Final = 8192
+MAX_MEDIA_BYTES: Final = 32 << 20
+"""One image, as it is sent or fetched."""
+MAX_MEDIA_REDIRECTS: Final = 3
+MAX_MEDIA_FETCHES: Final = 16
+"""Images fetched at a time, over all requests."""
+MEDIA_SECONDS: Final = 10.0
+"""Fetching one image, redirects and waiting for its turn included."""
+MAX_IMAGE_SIDE: Final = 16_384
+MAX_IMAGE_PIXELS: Final = 40_000_000
 MAX_METADATA: Final = 64
 """Entries of a request's metadata."""
 MAX_STORED_RESPONSES: Final = 4096

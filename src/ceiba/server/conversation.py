@@ -16,11 +16,13 @@ from ceiba.core import limits
 from ceiba.core.errors import BadRequest
 from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.server.front import Front
+from ceiba.server.media.sources import Rules, read_url
 from ceiba.server.output import OutputFormat, template_text
 from ceiba.server.request import ChatPrompt, EngineRequest, Input, LengthRule
 from ceiba.text.parsers.tools.base import ToolFormat
 
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
+IMAGE_PARTS = {"image_url", "input_image"}
 TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
 _OURS = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 EFFORTS: dict[str, int | None] = {
@@ -140,6 +142,8 @@ def _check_parts(parts: list[Any], where: str) -> None:
         raise BadRequest(f"{where} has {len(parts)} parts; the limit is {limits.MAX_CONTENT_PARTS}.", param=where)
     for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind in IMAGE_PARTS:
+            _refuse_image(part, f"{where}[{i}]")
         if kind not in TEXT_PARTS:
             raise BadRequest(
                 f"{where}[{i}]: part type {kind!r} is not available; this model takes parts of type text.",
@@ -147,6 +151,20 @@ def _check_parts(parts: list[Any], where: str) -> None:
             )
         if not isinstance(part.get("refusal" if kind == "refusal" else "text"), str):
             raise BadRequest(f"{where}[{i}]: the part has no text.", param=f"{where}[{i}]")
+
+
+def _refuse_image(part: dict[str, Any], where: str) -> None:
+    """Its form is checked first, then whether the model sees: nothing is fetched for one that does not."""
+    given = part.get("image_url")
+    place = f"{where}.image_url"
+    if isinstance(given, dict):
+        given, place = given.get("url"), f"{place}.url"
+    read_url(given, place, Rules())
+    raise BadRequest(
+        f"{where}: the loaded model has no vision: send text, or serve a model that reads images.",
+        param=where,
+        code="no_vision",
+    )
 
 
 # ── tools ────────────────────────────────────────────────────────────────────
