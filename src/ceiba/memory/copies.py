@@ -2,7 +2,8 @@
 
 ``kernel``: slots are gathered and scattered by index, a layer at a time on the device, and cross the link as few long
 copies. ``direct``: runs of consecutive slots are copied straight, without kernels: for layouts in which a run is one
-piece of memory on both sides. On a CPU both are index operations or plain copies of memory.
+piece of memory on both sides. On a CPU both are the same: numpy moves a token's bytes of a layer as one item, in this
+thread alone (torch indexes byte by byte, twenty times slower, and wakes threads that then spin).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ceiba.memory.host_pool import HostPlane, HostPool, device_planes
+from ceiba.memory.host_pool import HostPlane, HostPool, device_planes, token_items
 from ceiba.memory.pool import KVPool
 
 IOBackend = Literal["kernel", "direct"]
@@ -41,50 +42,47 @@ class Copier:
         self._device = device_planes(pool)
         self._where = self._device[0][0].device
         self._row = host.row_bytes
+        self._items = [list(map(token_items, layers)) for layers in self._device] if self._where.type == "cpu" else []
 
     def backup(self, device: np.ndarray, host: np.ndarray) -> None:
         """KV of ``device`` slots to ``host`` slots, int32 [N] each."""
-        if self.io == "direct":
-            self._straight(device, host, to_host=True)
-        elif self._where.type == "cpu":
-            source, target = _index(device), _index(host)
-            for plane, layers in zip(self.host.planes, self._device, strict=True):
+        if self._where.type == "cpu":
+            for plane, layers in zip(self.host.planes, self._items, strict=True):
+                where = plane.where(host)
                 for layer, data in enumerate(layers):
-                    plane.write_layer(layer, target, data.index_select(0, source))
+                    plane.items(layer)[where] = data[device]
+        elif self.io == "direct":
+            self._straight(device, host, to_host=True)
         else:
             for part in self._parts(len(device)):
                 self._staged(device[part], host[part], to_host=True)
 
     def restore(self, host: np.ndarray, device: np.ndarray) -> None:
         """KV of ``host`` slots to ``device`` slots, int32 [N] each."""
-        if self.io == "direct":
-            self._straight(device, host, to_host=False)
-        elif self._where.type == "cpu":
-            source, target = _index(host), _index(device)
-            for plane, layers in zip(self.host.planes, self._device, strict=True):
+        if self._where.type == "cpu":
+            for plane, layers in zip(self.host.planes, self._items, strict=True):
+                where = plane.where(host)
                 for layer, data in enumerate(layers):
-                    data.index_copy_(0, target, plane.read_layer(layer, source))
+                    data[device] = plane.items(layer)[where]
+        elif self.io == "direct":
+            self._straight(device, host, to_host=False)
         else:
             for part in self._parts(len(device)):
                 self._staged(device[part], host[part], to_host=False)
 
     def pack(self, slots: np.ndarray) -> np.ndarray:
         """KV of host slots as bytes: all keys [N, layers, width], then all values. The same for every layout."""
-        index = _index(slots)
-        rows = [plane.read(index).reshape(-1) for plane in self.host.planes]
-        return torch.cat(rows).numpy()
+        return np.concatenate([plane.read(slots).reshape(-1) for plane in self.host.planes])
 
     def unpack(self, blob: np.ndarray, slots: np.ndarray, skip: int) -> None:
         """The tokens of ``blob`` after the first ``skip`` to host slots. ValueError when the sizes do not fit."""
         tokens = len(slots) + skip
         if blob.nbytes != tokens * self._row:
             raise ValueError(f"a page of {blob.nbytes} bytes for {tokens} tokens of {self._row}")
-        at, index = 0, _index(slots)
-        data = torch.from_numpy(blob)
+        at = 0
         for plane in self.host.planes:
             size = tokens * plane.layers * plane.width
-            rows = data[at : at + size].view(tokens, plane.layers, plane.width)
-            plane.write(index, rows[skip:])
+            plane.write(slots, blob[at : at + size].reshape(tokens, plane.layers, plane.width)[skip:])
             at += size
 
     # ── inside ───────────────────────────────────────────────────────────────

@@ -10,8 +10,9 @@ Keys and values are two planes of bytes, each [tokens, layers, width] to the out
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from ceiba.memory.pool import KVPool, KVShape
@@ -31,48 +32,37 @@ class HostPlane:
             "page_first_direct": (tokens // page_size, layers, page_size, width),
         }[layout]
         self.data = lazy_zeros(*shape, dtype=torch.uint8, device="cpu")
+        self.array = self.data.numpy()
 
-    def read(self, slots: torch.Tensor) -> torch.Tensor:
-        """Rows of ``slots`` int64 [N], uint8 [N, layers, width]."""
-        match self.layout:
-            case "page_first":
-                return self.data.index_select(0, slots)
-            case "layer_first":
-                return self.data.index_select(1, slots).transpose(0, 1).contiguous()
-        page, at = self._place(slots)
-        return self.data[page, :, at]
+    def read(self, slots: np.ndarray) -> np.ndarray:
+        """Rows of ``slots`` int [N], uint8 [N, layers, width]."""
+        if self.layout == "page_first":
+            return _wide(self.array.reshape(self.tokens, -1))[slots].view(np.uint8).reshape(-1, self.layers, self.width)
+        rows = np.empty((len(slots), self.layers, self.width), np.uint8)
+        for layer in range(self.layers):
+            _wide(rows[:, layer])[:] = self.items(layer)[self.where(slots)]
+        return rows
 
-    def write(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
-        """``rows`` uint8 [N, layers, width] to ``slots`` int64 [N]."""
-        match self.layout:
-            case "page_first":
-                self.data.index_copy_(0, slots, rows)
-            case "layer_first":
-                self.data.index_copy_(1, slots, rows.transpose(0, 1))
-            case _:
-                page, at = self._place(slots)
-                self.data[page, :, at] = rows
+    def write(self, slots: np.ndarray, rows: np.ndarray) -> None:
+        """``rows`` uint8 [N, layers, width] to ``slots`` int [N]."""
+        if self.layout == "page_first":
+            flat = np.ascontiguousarray(rows).reshape(len(slots), -1)
+            _wide(self.array.reshape(self.tokens, -1))[slots] = _wide(flat)
+            return
+        for layer in range(self.layers):
+            self.items(layer)[self.where(slots)] = _wide(rows[:, layer])
 
-    def read_layer(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
-        """uint8 [N, width]."""
-        match self.layout:
-            case "page_first":
-                return self.data[:, layer].index_select(0, slots)
-            case "layer_first":
-                return self.data[layer].index_select(0, slots)
-        page, at = self._place(slots)
-        return self.data[page, layer, at]
+    def items(self, layer: int) -> np.ndarray:
+        """One layer with a token's bytes as one item, to be indexed by ``where``: numpy moves items whole."""
+        if self.layout == "page_first":
+            return _wide(self.array[:, layer])
+        if self.layout == "layer_first":
+            return _wide(self.array[layer])
+        return _wide(self.array[:, layer])
 
-    def write_layer(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> None:
-        """``rows`` uint8 [N, width] to ``slots`` int64 [N]."""
-        match self.layout:
-            case "page_first":
-                self.data[:, layer].index_copy_(0, slots, rows)
-            case "layer_first":
-                self.data[layer].index_copy_(0, slots, rows)
-            case _:
-                page, at = self._place(slots)
-                self.data[page, layer, at] = rows
+    def where(self, slots: np.ndarray) -> Any:
+        """The index of ``slots`` into ``items``."""
+        return slots if self.layout != "page_first_direct" else (slots // self.page_size, slots % self.page_size)
 
     def pieces(self, layer: int, start: int, count: int) -> Iterator[tuple[int, torch.Tensor]]:
         """One layer of ``count`` consecutive slots as views: (offset, uint8 [n, width]), each as long as it can be."""
@@ -89,8 +79,10 @@ class HostPlane:
                     yield done, self.data[page, layer, at : at + n]
                     done += n
 
-    def _place(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.div(slots, self.page_size, rounding_mode="floor"), slots % self.page_size
+
+def _wide(rows: np.ndarray) -> np.ndarray:
+    """uint8 [..., width] as [...] of items that are ``width`` bytes long; shares memory."""
+    return rows.view(np.dtype((np.void, rows.shape[-1])))[..., 0]
 
 
 class HostPool:
@@ -142,3 +134,8 @@ def device_planes(pool: KVPool) -> list[list[torch.Tensor]]:
         if flat[0].numel():
             planes.append(flat)
     return planes
+
+
+def token_items(layer: torch.Tensor) -> np.ndarray:
+    """One layer of a device pool on a CPU (uint8 [slots, width]) with a token's bytes as one item; shares memory."""
+    return _wide(layer.numpy())
