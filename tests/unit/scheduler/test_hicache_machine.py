@@ -166,7 +166,7 @@ def test_many_random_runs():
     run_state_machine_as_test(
         Tiers,
         settings=settings(
-            max_examples=300, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 
