@@ -227,7 +227,7 @@ def main() -> None:
     hidden = not sys.stderr.isatty()
 
     def progress(walk: Walk) -> None:
-        if not hidden or walk.did.total() % (100 * EPISODE) == 0:
+        if not hidden or walk.did.total() % (10 * EPISODE) == 0:
             print(f"{walk.did.total():,} steps, {time.monotonic() - start:,.0f} s", file=sys.stderr, flush=True)
 
     walk.run(args.steps, progress)

@@ -20,7 +20,7 @@ from ceiba.scheduler.fair import FairShare
 from ceiba.scheduler.hicache import HiCache
 from ceiba.scheduler.output import report_interval
 from ceiba.scheduler.pacing import Pacer
-from ceiba.scheduler.policy import SHORT_SHARE, Matches, Policy, TwinPrefills, View
+from ceiba.scheduler.policy import SHORT_SHARE, CurrentOrder, Matches, Policy, TwinPrefills, View
 from ceiba.scheduler.request import Request
 from ceiba.scheduler.rows import RowTable
 from ceiba.scheduler.stats import Counters
@@ -63,7 +63,7 @@ class Admission:
         self.hicache: HiCache | None = None
         """Set where cached KV may lie in lower tiers."""
         self.matches = Matches(leases.cache)
-        self._view = View(queue, self.matches, rows, counters)
+        self._ordered = CurrentOrder(policy, View(queue, self.matches, rows, counters))
         self.ratio = NewTokenRatio(config.conservativeness)
         self.twins = TwinPrefills(
             config.in_batch_check_threshold,
@@ -102,7 +102,8 @@ class Admission:
 
     def order(self) -> Iterable[Request]:
         """The queue as the policy orders it, under the tenants' shares where those count."""
-        return self.policy.order(self._view) if self.fair is None else self.fair.order(self.policy, self._view)
+        requests = self._ordered()
+        return requests if self.fair is None else self.fair.order(requests, self._ordered.stamp)
 
     def first(self) -> Request | None:
         """Who is admitted next."""

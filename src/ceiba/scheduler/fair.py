@@ -10,13 +10,11 @@ Within a tenant the order is the schedule policy's. It knows requests and rows, 
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
 from ceiba.cache.keys import Int32
-from ceiba.scheduler.policy import Policy, View
 from ceiba.scheduler.request import Request
 
 INPUT_WEIGHT = 1.0
@@ -42,6 +40,10 @@ class FairShare:
         self._row_tenant = np.zeros(max_rows, np.int64)
         self._last = ""
         """The tenant that left the queue last."""
+        self._lanes: dict[str, list[Request]] = {}
+        self._back: list[Request] = []
+        """Retracted requests."""
+        self._stamp: object = None
 
     def service(self, tenant: str) -> float:
         """Weighted tokens ``tenant`` has had, divided by its weight."""
@@ -82,16 +84,19 @@ class FairShare:
     def ended(self, request: Request) -> None:
         self._live[self._index[request.tenant]] -= 1
 
-    def order(self, policy: Policy, view: View) -> Iterator[Request]:
-        """Retracted requests first (their service is paid for), then by tenant. Follows charges while it is read."""
-        lanes: dict[str, deque[Request]] = {}
-        back: list[Request] = []
-        for request in policy.order(view):
-            if request.retractions:
-                back.append(request)
-            else:
-                lanes.setdefault(request.tenant, deque()).append(request)
-        yield from back
+    def order(self, requests: Iterable[Request], stamp: object) -> Iterator[Request]:
+        """Retracted requests first (their service is paid for), then by tenant, each in the policy's order, which is
+        that of ``requests``. Follows charges while it is read. ``stamp``: equal for equal requests (see ``policy``)."""
+        if stamp is None or stamp != self._stamp:
+            self._lanes, self._back = {}, []
+            for request in requests:
+                if request.retractions:
+                    self._back.append(request)
+                else:
+                    self._lanes.setdefault(request.tenant, []).append(request)
+            self._stamp = stamp
+        lanes = {tenant: iter(lane) for tenant, lane in self._lanes.items()}
+        yield from self._back
         heap = [(self.service(tenant), i, tenant) for i, tenant in enumerate(lanes)]
         heapq.heapify(heap)
         while heap:
@@ -100,10 +105,11 @@ class FairShare:
             if current > seen:
                 heapq.heapreplace(heap, (current, i, tenant))
                 continue
-            lane = lanes[tenant]
-            yield lane.popleft()
-            if not lane:
+            following = next(lanes[tenant], None)
+            if following is None:
                 heapq.heappop(heap)
+            else:
+                yield following
 
     def _tenant(self, name: str) -> int:
         at = self._index.get(name)

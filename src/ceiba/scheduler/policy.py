@@ -80,9 +80,42 @@ class Policy(Protocol):
     def order(self, view: View) -> Iterable[Request]:
         """The queue in admission order. May stop being valid when the queue changes."""
 
+    def stamp(self, view: View) -> object:
+        """What the order depends on: while it stays equal, so does the order. None: it never does."""
+
+
+class CurrentOrder:
+    """A policy's order, made anew only when what it depends on has changed: while thousands wait for room, a step must
+    not sort them again."""
+
+    def __init__(self, policy: Policy, view: View) -> None:
+        self._policy = policy
+        self._view = view
+        self._requests: list[Request] = []
+        self.stamp: object = None
+        """That of the last order that was asked for."""
+
+    def __call__(self) -> Iterable[Request]:
+        stamp = self._policy.stamp(self._view)
+        if stamp is None:
+            self.stamp = None
+            return self._policy.order(self._view)
+        if stamp != self.stamp:
+            self._requests = list(self._policy.order(self._view))
+            self.stamp = stamp
+        return self._requests
+
 
 class _Plain:
     keeps_share_for_short = False
+
+    def stamp(self, view: View) -> object:
+        return (view.queue.version,)
+
+
+class _CacheAware(_Plain):
+    def stamp(self, view: View) -> object:
+        return (view.queue.version, view.matches.cache.version)
 
 
 class FCFS(_Plain):
@@ -95,23 +128,18 @@ class FCFS(_Plain):
 
 
 class Static(_Plain):
-    """An order that depends on the requests alone, so it is sorted anew only when the queue has changed."""
+    """An order that depends on the requests alone."""
 
     def __init__(self, name: str, key: Callable[[Request], tuple[float, ...]]) -> None:
         self.name = name
         self._key = key
-        self._version = -1
-        self._order: list[Request] = []
 
     def order(self, view: View) -> Iterable[Request]:
-        if self._version != view.queue.version:
-            self._version = view.queue.version
-            self._order = sorted(view.queue, key=self._key)
-        return list(self._order)
+        return sorted(view.queue, key=self._key)
 
 
 class Random(_Plain):
-    """Shuffled anew each round, so that nobody's bad luck lasts."""
+    """Shuffled anew each round, so that nobody's bad luck lasts. Drawn as it is read: few are admitted of many."""
 
     name = "random"
 
@@ -120,7 +148,13 @@ class Random(_Plain):
 
     def order(self, view: View) -> Iterable[Request]:
         requests = list(view.queue)
-        return [requests[i] for i in self._rng.permutation(len(requests)).tolist()]
+        for left in range(len(requests), 0, -1):  # Fisher and Yates
+            at = int(self._rng.integers(left))
+            requests[at], requests[left - 1] = requests[left - 1], requests[at]
+            yield requests[left - 1]
+
+    def stamp(self, view: View) -> object:
+        return None
 
 
 class RoutingKey(_Plain):
@@ -129,13 +163,18 @@ class RoutingKey(_Plain):
     name = "routing-key"
 
     def order(self, view: View) -> Iterable[Request]:
-        running = Counter(request.routing_key for request in view.rows.live())
-        if not running:
-            return view.queue
+        running = self._running(view)
         return sorted(view.queue, key=lambda request: -running[request.routing_key])
 
+    def stamp(self, view: View) -> object:
+        return (view.queue.version, self._running(view))
 
-class LPM(_Plain):
+    @staticmethod
+    def _running(view: View) -> Counter[str]:
+        return Counter(request.routing_key for request in view.rows.live())
+
+
+class LPM(_CacheAware):
     """Longest cached prefix first, arrival order among equals (SGLang paper, arXiv 2312.07104, section 3).
 
     Falls back to arrival order while more than ``MATCH_QUEUE_LIMIT`` wait.
@@ -149,7 +188,7 @@ class LPM(_Plain):
         return sorted(view.queue, key=lambda request: -view.matches.length(request))
 
 
-class HRRN(_Plain):
+class HRRN(_CacheAware):
     """Highest response ratio next (Brinch Hansen 1971), counted in work instead of seconds: prefill tokens processed
     while the request waited over its own uncached length. Short ones go first, long ones gain by waiting.
 
@@ -168,8 +207,11 @@ class HRRN(_Plain):
 
         return sorted(view.queue, key=ratio)
 
+    def stamp(self, view: View) -> object:
+        return (view.queue.version, view.matches.cache.version, view.counters.prefill_tokens)
 
-class ShortestPrefillFirst(_Plain):
+
+class ShortestPrefillFirst(_CacheAware):
     """Fewest uncached tokens first. A long prompt in chunks leaves ``SHORT_SHARE`` of the budget to those who fit."""
 
     name = "shortest-prefill-first"
@@ -179,7 +221,7 @@ class ShortestPrefillFirst(_Plain):
         return _ranked(view.queue, lambda front: sorted(front, key=view.matches.uncached))
 
 
-class DFSWeight(_Plain):
+class DFSWeight(_CacheAware):
     """Requests of one subtree of the cache together, heavier subtrees first: the order of a depth-first walk in which
     a node weighs as much as there are requests waiting below it (SGLang paper, arXiv 2312.07104, section 3)."""
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from test_scheduler_policy import admitted, warm
 
+from ceiba.scheduler.policy import POLICIES
 from support.scheduler_world import make_world, prompt
 
 
@@ -168,6 +169,29 @@ def test_a_blocked_queue_is_matched_once_as_long_as_the_cache_stays_the_same(pol
     assert len(calls) == 100
 
 
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "random"])
+@pytest.mark.parametrize("fair", ["off", "routing-key"])
+def test_an_order_that_is_kept_is_the_one_that_would_be_made_anew(policy, fair):
+    rng = np.random.default_rng(5)
+    fair = "off" if policy == "priority" else fair
+    world = make_world(rows=3, pool=300, policy=policy, fair_share=fair, eager=True)
+    shared = [prompt(i, 40) for i in range(3)]
+    for i in range(60):
+        if rng.random() < 0.5:
+            tokens = [*shared[int(rng.integers(3))][: int(rng.integers(41))], int(rng.integers(50))]
+            key = str(int(rng.integers(3)))
+            world.ask(str(i), tokens, max_new_tokens=int(rng.integers(2, 20)), routing_key=key, tenant=key)
+        world.step(int(rng.integers(0, 3)))
+        admission = world.scheduler.admission
+        kept = [request.rid for request in admission.order()]
+        again = [request.rid for request in admission.order()]
+        admission._ordered.stamp = "another"
+        if admission.fair is not None:
+            admission.fair._stamp = "another"
+        assert kept == again == [request.rid for request in admission.order()]
+    world.finish()
+
+
 def test_the_ranked_part_is_bounded_and_the_rest_keeps_its_order():
     world = make_world(rows=1, policy="shortest-prefill-first", pool=20_000)
     ask_all(world, [("run", prompt(0, 5), {})], max_new_tokens=100)
@@ -180,3 +204,10 @@ def test_the_ranked_part_is_bounded_and_the_rest_keeps_its_order():
     lengths = [matches.uncached(world.scheduler._requests[rid]) for rid in order[:512]]
     assert lengths == sorted(lengths)
     assert order[512:] == [str(i) for i in range(512, 600)]
+    # Who stands further back is ranked as soon as there is room in front.
+    world.abort(*order[:88])
+    world.step()
+    order = [request.rid for request in world.scheduler.admission.order()]
+    lengths = [matches.uncached(world.scheduler._requests[rid]) for rid in order]
+    assert len(order) == 512
+    assert lengths == sorted(lengths)
