@@ -33,7 +33,12 @@ POOLING_ARCHITECTURES: Final = tuple(
 )
 """Models that give numbers instead of text."""
 QUANTIZATIONS: Final = ("gguf",)
-KV_CACHE_DTYPES: Final = ("auto", "bf16", "bfloat16")
+"""How a checkpoint's weights may be packed."""
+ONLINE_QUANTIZATIONS: Final = ("int8", "int4")
+"""What --quantization makes of plain weights while it loads them, on a CPU with the compiled kernels."""
+EIGHT_BIT_KV: Final = ("fp8_e4m3", "fp8_e5m2", "int8")
+"""Types of the KV cache that a CPU has."""
+KV_CACHE_DTYPES: Final = ("auto", "bf16", "bfloat16", *EIGHT_BIT_KV)
 SAMPLING_BACKENDS: Final = ("pytorch",)
 GRAMMAR_BACKENDS: Final = ("xgrammar", "llguidance", "outlines", "none")
 GRAPH_BACKENDS: Final = {"decode": ("full", "disabled"), "prefill": ("full", "disabled")}
@@ -51,7 +56,7 @@ VALUES: Final[dict[str, tuple[str, ...]]] = {
     "--prefill-attention-backend": (*ATTENTION_BACKENDS, *ATTENTION_ALIASES),
     "--decode-attention-backend": (*ATTENTION_BACKENDS, *ATTENTION_ALIASES),
     "--load-format": LOAD_FORMATS,
-    "--quantization": QUANTIZATIONS,
+    "--quantization": (*QUANTIZATIONS, *ONLINE_QUANTIZATIONS),
     "--kv-cache-dtype": KV_CACHE_DTYPES,
     "--sampling-backend": SAMPLING_BACKENDS,
     "--grammar-backend": GRAMMAR_BACKENDS,

@@ -125,6 +125,8 @@ class RunnerConfig(Record, frozen=True, kw_only=True):
     """Compute threads of the CPU backend."""
     cpu_kernels: bool = True
     """Whether the compiled CPU kernels may be used (off: the pure torch reference)."""
+    packed_cache: str = ""
+    """Folder where weights are kept as the CPU kernels packed them; empty: they are packed at every start."""
     int8_activations: bool = False
     """CPU kernels: round activations to int8 where they meet quantized weights."""
     cuda_graph_backend_decode: str = "full"

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from ceiba.config import sizing
-from ceiba.config.available import GRAPH_BACKENDS, POOLING_ARCHITECTURES, QUANTIZATIONS
+from ceiba.config.available import (
+    EIGHT_BIT_KV,
+    GRAPH_BACKENDS,
+    ONLINE_QUANTIZATIONS,
+    POOLING_ARCHITECTURES,
+    QUANTIZATIONS,
+)
 from ceiba.config.choose import (
     CPU_KERNELS,
     attention_backend,
@@ -46,6 +52,8 @@ MAX_WHITESPACE = 40
 without end comes out of it."""
 MIXED_TARGET_MS = 27
 """A mixed step on a GPU: gaps between tokens stay below 30 ms."""
+CPU_FLAGS = ("--threads", "--disable-cpu-kernels", "--enable-int8-activations", "--disable-packed-weight-cache")
+FP8_MAX = {"fp8_e4m3": 448, "fp8_e5m2": 57344}
 
 
 def resolve(
@@ -56,7 +64,7 @@ def resolve(
     work = _Work(flags, model, device, env, notes=[*flags.notes, *env.notes, *env.warnings])
     local = path or flags.get("model_path") or ""
     dtype = compute_dtype(work)
-    kv_dtype = {"auto": dtype, "bf16": "bfloat16"}.get(flags.get("kv_cache_dtype"), flags.get("kv_cache_dtype"))
+    kv_dtype = kv_cache_dtype(work, dtype)
     memory = _memory(work, dtype, kv_dtype)
     return Config(
         model=_model(work, local, name, dtype, memory.context),
@@ -169,9 +177,6 @@ def _model(work: _Work, path: str, name: str | None, dtype: Dtype, context: int)
             f"The checkpoint's weights are packed as {model.quantized}, which is not available yet. "
             f"Instead: plain weights or {', '.join(QUANTIZATIONS)}.",
         )
-    asked = flags.get("quantization")
-    if asked and asked != model.quantized:
-        refuse("--quantization", f"--quantization {asked}: the weights are {model.quantized or 'plain'}. Leave it out.")
     return ModelConfig(
         path=path,
         task=model.task,
@@ -180,13 +185,45 @@ def _model(work: _Work, path: str, name: str | None, dtype: Dtype, context: int)
         tokenizer_path=flags.get("tokenizer_path") or path,
         load_format=flags.get("load_format"),
         dtype=dtype,
-        quantization=model.quantized,
+        quantization=quantization(work),
         context_len=context,
         revision=flags.get("revision"),
         trust_remote_code=flags.get("trust_remote_code"),
         chat_template=flags.get("chat_template"),
         skip_tokenizer=flags.get("skip_tokenizer_init"),
     )
+
+
+def kv_cache_dtype(work: _Work, dtype: Dtype) -> str:
+    """--kv-cache-dtype, with auto decided; what the eight-bit types cost is said in the log."""
+    asked = work.flags.get("kv_cache_dtype")
+    if asked in EIGHT_BIT_KV and not work.on_cpu:
+        refuse("--kv-cache-dtype", f"--kv-cache-dtype {asked}: only on a CPU, for now. Instead: auto or bf16.")
+    if asked in FP8_MAX:
+        work.notes.append(
+            f"KV cache {asked} at scale 1.0, uncalibrated: values past {FP8_MAX[asked]} saturate; int8 takes 4 bytes "
+            "more for each head and is closer."
+        )
+    return {"auto": str(dtype), "bf16": "bfloat16"}.get(asked, asked)
+
+
+def quantization(work: _Work) -> str | None:
+    """How the weights are held: as the checkpoint has them, or quantized while they are loaded (int8, int4)."""
+    asked, model = work.flags.get("quantization"), work.model
+    if asked in ONLINE_QUANTIZATIONS:
+        why = None
+        if model.quantized is not None:
+            why = f"the weights are quantized already ({model.quantized})"
+        elif not model.is_generation:
+            why = f"{model.architecture} is an encoder, which stays as it is"
+        elif not work.compiled:
+            why = "only the compiled kernels of a CPU multiply such weights"
+        if why:
+            refuse("--quantization", f"--quantization {asked}: {why}. Leave it out.")
+        return str(asked)
+    if asked and asked != model.quantized:
+        refuse("--quantization", f"--quantization {asked}: the weights are {model.quantized or 'plain'}. Leave it out.")
+    return model.quantized
 
 
 # --- runner ----------------------------------------------------------------------------------------------------------
@@ -198,11 +235,7 @@ def _runner(work: _Work, memory: _Memory, kv_dtype: str) -> RunnerConfig:
     if work.on_cpu and gpu_id:
         refuse("--base-gpu-id", f"--base-gpu-id {gpu_id}: the server runs on the CPU. Leave it out, or --device cuda.")
     if not work.on_cpu:
-        idle = [
-            flag
-            for flag in ("--threads", "--disable-cpu-kernels", "--enable-int8-activations")
-            if flags.given(flag[2:].replace("-", "_"))
-        ]
+        idle = [flag for flag in CPU_FLAGS if flags.given(flag[2:].replace("-", "_"))]
         work.notes += [
             f"{flag} changes nothing here: it is for the CPU, and the server runs on a GPU." for flag in idle
         ]
@@ -217,6 +250,7 @@ def _runner(work: _Work, memory: _Memory, kv_dtype: str) -> RunnerConfig:
             "The compiled CPU kernels are missing: computing with plain torch, several times slower. "
             "Install a C++17 compiler and reinstall."
         )
+    off = flags.get("disable_packed_weight_cache") or not work.model.is_generation
     return RunnerConfig(
         device=device.kind,
         gpu_id=gpu_id,
@@ -227,6 +261,7 @@ def _runner(work: _Work, memory: _Memory, kv_dtype: str) -> RunnerConfig:
         kv_cache_dtype=kv_dtype,
         threads=flags.get("threads") or sizing.cpu_threads(device.cores),
         cpu_kernels=work.compiled,
+        packed_cache=str(work.env.cache_dir / "packed") if work.compiled and not off else "",
         int8_activations=flags.get("enable_int8_activations"),
         deterministic=deterministic(flags, device, compiled=work.compiled, generates=work.model.is_generation),
         mem_fraction_static=memory.fraction,
@@ -317,9 +352,9 @@ def pool_tokens(work: _Work, fraction: float, dtype: Dtype, kv_dtype: str) -> in
     """KV slots: --max-total-tokens where given and possible, else what fits. A multiple of the page size."""
     flags, device, model = work.flags, work.device, work.model
     page = flags.get("page_size") or 1
-    per_token = model.kv_bytes_per_token(sizing.DTYPE_BYTES[kv_dtype])
+    per_token = sizing.kv_bytes_per_token(model, kv_dtype)
     # Without the compiled kernels, and on a GPU, quantized weights are unpacked when they are loaded.
-    weights = sizing.weight_bytes(model, dtype, packed=work.on_cpu and work.compiled)
+    weights = sizing.weight_bytes(model, dtype, packed=work.on_cpu and work.compiled, online=quantization(work))
     if work.on_cpu:
         room = sizing.host_pool_bytes(device.host_free_bytes, fraction, weights)
         most = device.host_free_bytes - weights

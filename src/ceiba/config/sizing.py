@@ -15,7 +15,7 @@ from ceiba.config.records import ModelFacts
 MiB: Final = 1 << 20
 GiB: Final = 1 << 30
 
-DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,28 @@ def static_fraction(memory_bytes: int, reserve: int) -> float:
     return round(min(max(share, 0.1), 0.95), 3)
 
 
+def kv_bytes_per_token(model: ModelFacts, dtype: str) -> int:
+    """Keys and values of one token over all layers; an int8 head carries its step, four bytes."""
+    steps = 2 * model.num_layers * model.num_kv_heads * 4 if dtype == "int8" else 0
+    return model.kv_bytes_per_token(DTYPE_BYTES[dtype]) + steps
+
+
 def mla_kv_bytes_per_token(layers: int, kv_lora_rank: int, rope_dim: int, dtype_bytes: int) -> int:
     """KV of a latent-attention (MLA) model: a latent and a rotary part per layer (DeepSeek-V2, arXiv 2405.04434)."""
     return layers * (kv_lora_rank + rope_dim) * dtype_bytes
 
 
-def weight_bytes(model: ModelFacts, dtype: str, packed: bool) -> int:
-    """Bytes of the weights in memory. ``packed``: quantized ones stay as stored; else all are held in ``dtype``."""
+ONLINE_BITS: Final = {"int8": 8.5, "int4": 5.0}
+"""A weight in a block of 32: Q8_0 has a 16-bit scale, Q4_1 a scale and an offset."""
+
+
+def weight_bytes(model: ModelFacts, dtype: str, packed: bool, online: str | None = None) -> int:
+    """Bytes of the weights in memory. ``packed``: quantized ones stay as stored; else all are held in ``dtype``, or in
+    blocks where ``online`` quantizes them (embedding and head then take eight bits)."""
+    if online in ONLINE_BITS:
+        tokens = min(2 * model.vocab_size * model.hidden_size, model.num_params)
+        rest = (model.num_params - tokens) * ONLINE_BITS[online]
+        return int(tokens * ONLINE_BITS["int8"] + rest) // 8
     if model.quantized and packed:
         return model.weight_bytes
     return model.num_params * DTYPE_BYTES[dtype]

@@ -23,21 +23,19 @@ import msgspec
 from ceiba.config.records import Config
 from ceiba.core.errors import CeibaError
 from ceiba.core.step import Runner, RunnerInfo
+from ceiba.launch.starting import DETOKENIZER, SCHEDULER
 from ceiba.launch.status import Failed, Ready, StatusWriter, read_frame
-from ceiba.launch.zmq_ports import DETOKENIZER, SCHEDULER, Endpoints
+from ceiba.launch.torch_import import import_torch
+from ceiba.launch.zmq_ports import Endpoints
 
 if TYPE_CHECKING:
+    from ceiba.checkpoint.base import Checkpoint
+    from ceiba.checkpoint.packed_cache import PackedCache
     from ceiba.grammar.base import Vocabulary
     from ceiba.grammar.provider import Provider
     from ceiba.scheduler.grammar import GrammarProvider
 
 _PR_SET_PDEATHSIG = 1
-_BOOTSTRAP = (
-    "import sys, importlib.util as u\n"
-    "if u.find_spec('ceiba') is None: sys.path.append(sys.argv[1])\n"
-    "from ceiba.launch.children import main\n"
-    "main(sys.argv[2:])\n"
-)
 
 
 class Boot(msgspec.Struct, frozen=True):
@@ -47,18 +45,15 @@ class Boot(msgspec.Struct, frozen=True):
     endpoints: Endpoints
 
 
-def command(role: str) -> list[str]:
-    """How to start ``role``; the supervisor appends the status descriptor. ``-P`` keeps the current directory, where
-    anything may lie, out of the module path; the root is passed for a parent that found us through ``sys.path``."""
-    root = str(Path(__file__).resolve().parents[2])
-    return [sys.executable, "-P", "-c", _BOOTSTRAP, root, role]
-
-
 def main(argv: list[str]) -> None:
     role, status_fd = argv[0], int(argv[1])
     status = StatusWriter(status_fd)
     _prepare()
     try:
+        if role == SCHEDULER:
+            # Before the configuration is looked for: it may still be in the making.
+            with status.phase("torch"):
+                import_torch()
         boot = msgspec.msgpack.decode(read_frame(0), type=Boot)
     except EOFError:
         os._exit(1)
@@ -107,8 +102,12 @@ def run_scheduler(boot: Boot, status: StatusWriter) -> None:
     if config.model.task != "generate":
         run_pooling(boot, status)
         return
-    with status.phase("import"):
+    with status.phase("open"):
         from ceiba.checkpoint import open_checkpoint
+
+        checkpoint = open_checkpoint(config.model.path, config.model.load_format, progress=False)
+        packed = open_packed(config, checkpoint)
+    with status.phase("import"):
         from ceiba.launch.zmq_ports import ZmqSchedulerPort
         from ceiba.obs import logs
         from ceiba.runner.tiers import make_tiers
@@ -116,8 +115,7 @@ def run_scheduler(boot: Boot, status: StatusWriter) -> None:
         from ceiba.scheduler.loop import Scheduler
     logs.setup(config.obs, SCHEDULER)
     with status.phase("load"):
-        checkpoint = open_checkpoint(config.model.path, config.model.load_format, progress=False)
-        runner = ModelRunner(config, checkpoint)
+        runner = ModelRunner(config, checkpoint, packed=packed)
         tiers = make_tiers(config, checkpoint, runner.pool)
     port = ZmqSchedulerPort(boot.endpoints)
     # The scheduler gives back only handles and states that these two made, which the protocols cannot say.
@@ -134,6 +132,18 @@ def run_scheduler(boot: Boot, status: StatusWriter) -> None:
         runner.close()
         if grammar is not None:
             grammar.close()
+
+
+def open_packed(config: Config, checkpoint: Checkpoint) -> PackedCache | None:
+    """What an earlier start packed of this checkpoint: read and checked while torch is being imported."""
+    if not config.runner.packed_cache or not checkpoint.files or checkpoint.load_format == "dummy":
+        return None
+    from ceiba.checkpoint.packed_cache import PackedCache, identity_of
+    from ceiba.kernels import cpu
+
+    held = {"quantization": config.model.quantization, "dtype": config.model.dtype}
+    build = Path(cpu._cpu.__file__).read_bytes()
+    return PackedCache(Path(config.runner.packed_cache), identity_of(checkpoint.files, build, held))
 
 
 def run_pooling(boot: Boot, status: StatusWriter) -> None:

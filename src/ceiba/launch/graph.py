@@ -22,10 +22,9 @@ import msgspec
 from ceiba.config.records import Config
 from ceiba.core.errors import CeibaError
 from ceiba.launch import children
+from ceiba.launch.starting import DETOKENIZER, SCHEDULER, Starting, command
 from ceiba.launch.supervise import Child, Supervisor
 from ceiba.launch.zmq_ports import (
-    DETOKENIZER,
-    SCHEDULER,
     ZmqDetokenizerPort,
     ZmqFrontPort,
     make_endpoints,
@@ -71,13 +70,16 @@ class EngineGraph:
         self._watchdog: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def spawn(self) -> None:
-        """Start the children; returns at once, they load on their own."""
+    def spawn(self, scheduler: Starting | None = None) -> None:
+        """Start the children; returns at once, they load on their own. ``scheduler``: that one runs already."""
         self._endpoints, self._directory = make_endpoints()
         boot = msgspec.msgpack.encode(children.Boot(self.config, self._endpoints))
-        self._supervisor.spawn(SCHEDULER, children.command(SCHEDULER), boot)
+        if scheduler is not None:
+            self._supervisor.adopt(SCHEDULER, scheduler, boot)
+        else:
+            self._supervisor.spawn(SCHEDULER, command(SCHEDULER), boot)
         if self.config.launch.detokenizer == "process":
-            self._supervisor.spawn(DETOKENIZER, children.command(DETOKENIZER), boot)
+            self._supervisor.spawn(DETOKENIZER, command(DETOKENIZER), boot)
 
     async def start(self) -> Front:
         """Build the front on the running loop; it accepts requests from now on, answers come when all is ready."""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from ceiba.config.records import Config
 from ceiba.core.errors import CeibaError, ConfigError, EngineFault
 from ceiba.launch.graph import EngineGraph, explain
+from ceiba.launch.starting import Starting
 
 if TYPE_CHECKING:
     import uvicorn
@@ -41,9 +42,18 @@ MAX_FILES = 65_536
 RESTART_PAUSE = 1.0
 
 
-def serve(config: Config) -> int:
-    """Run until stopped; returns the exit status."""
-    started = time.monotonic()
+def serve(config: Config, early: Starting | None = None) -> int:
+    """Run until stopped; returns the exit status. ``early``: the scheduler's process, which was started when all that
+    was known was that there will be one; it is ended where this cannot serve."""
+    try:
+        return _serve(config, early)
+    finally:
+        if early is not None and early.process.poll() is None:
+            early.discard()
+
+
+def _serve(config: Config, early: Starting | None) -> int:
+    started = time.monotonic() if early is None else early.started
     from ceiba.obs import logs
 
     logs.setup(config.obs)
@@ -60,7 +70,8 @@ def serve(config: Config) -> int:
             log.info("%s", note)
         log.info("model %s on %s, %s", config.model.name, config.runner.device, config.model.dtype)
         while True:
-            run = _Run(config, sock, metrics_sock, started)
+            run = _Run(config, sock, metrics_sock, started, early)
+            early = None
             code = _run_loop(run)
             if not (config.launch.restart_on_failure and run.lost_a_part):
                 return code
@@ -141,12 +152,20 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 class _Run:
     """One life of the engine behind the listening socket."""
 
-    def __init__(self, config: Config, sock: socket.socket, metrics_sock: socket.socket | None, started: float) -> None:
+    def __init__(
+        self,
+        config: Config,
+        sock: socket.socket,
+        metrics_sock: socket.socket | None,
+        started: float,
+        early: Starting | None,
+    ) -> None:
         self.config = config
         self.lost_a_part = False
         self._sock = sock
         self._metrics_sock = metrics_sock
         self._started = started
+        self._early = early
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._graph = EngineGraph(config, self._on_failure)
@@ -158,7 +177,7 @@ class _Run:
             loop.add_signal_handler(number, self._on_signal)
         http: asyncio.Task[None] | None = None
         try:
-            self._graph.spawn()
+            self._graph.spawn(self._early)
             front = await self._graph.start()
             http = asyncio.create_task(self._serve_http(front), name="http")
             await self._until_ready(front, http)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ceiba.core.errors import CeibaError, ConfigError
+from ceiba.launch.starting import Starting, start
 from ceiba.launch.status import Failed, Phase, Ready, StatusReader, frame
 
 
@@ -43,7 +44,7 @@ class Child:
 
 
 class Supervisor:
-    """All children of one launch. Every method but ``spawn`` runs on the event loop given to ``attach``."""
+    """All children of one launch. All methods but ``spawn`` and ``adopt`` run on the event loop given to ``attach``."""
 
     def __init__(self, on_death: Callable[[Child, str], None]) -> None:
         """``on_death(child, reason)`` is called once, for the first child that ends on its own after being ready."""
@@ -54,28 +55,16 @@ class Supervisor:
         self._changed: asyncio.Event | None = None
 
     def spawn(self, name: str, command: list[str], first: bytes) -> Child:
-        """Start ``command`` with the status descriptor's number appended, and send it ``first``.
+        """Start ``command`` (see ``start``) and send it ``first``."""
+        return self.adopt(name, start(name, command), first)
 
-        The calling thread must live as long as the child may: the kernel's parent-death signal goes by thread.
-        """
-        read_fd, write_fd = os.pipe()
-        try:
-            process = subprocess.Popen(
-                [*command, str(write_fd)],
-                stdin=subprocess.PIPE,
-                pass_fds=(write_fd,),
-                process_group=0,  # a Ctrl-C at the terminal is ours to handle, not theirs
-            )
-        except OSError as error:
-            os.close(read_fd)
-            raise CeibaError(f"could not start the {name} process: {error}") from error
-        finally:
-            os.close(write_fd)
-        child = Child(name, process, StatusReader(read_fd), time.monotonic())
+    def adopt(self, name: str, starting: Starting, first: bytes) -> Child:
+        """A process that runs already becomes a child of this launch and gets its first message."""
+        child = Child(name, starting.process, StatusReader(starting.status_fd), starting.started)
         self.children.append(child)
-        _send_first(process, first)
+        _send_first(starting.process, first)
         if self._loop is not None:
-            self._loop.add_reader(read_fd, self._on_status, child)
+            self._loop.add_reader(starting.status_fd, self._on_status, child)
         return child
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:

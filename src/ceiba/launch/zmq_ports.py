@@ -31,10 +31,11 @@ from ceiba.core.messages import (
     ToPooling,
     ToScheduler,
 )
+from ceiba.launch.starting import DETOKENIZER, SCHEDULER
 
 M = TypeVar("M")
 
-SCHEDULER, DETOKENIZER, FRONT = "scheduler", "detokenizer", "front"
+FRONT = "front"
 _MAX_SOCKET_PATH = 100
 """sun_path holds 107 bytes; ZeroMQ adds none of its own, the rest is slack."""
 _LINGER_MS = 500

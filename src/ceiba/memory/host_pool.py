@@ -92,7 +92,7 @@ class HostPool:
         self.shape = shape
         self.tokens = tokens - tokens % page_size
         size = shape.dtype.itemsize
-        widths = (shape.num_kv_heads * shape.head_dim * size, shape.num_kv_heads * shape.v_head_dim * size)
+        widths = tuple(shape.num_kv_heads * shape.stored(dim) * size for dim in (shape.head_dim, shape.v_head_dim))
         self.planes = [HostPlane(shape.num_layers, width, self.tokens, page_size, layout) for width in widths if width]
         self._pinned: list[torch.Tensor] = []
         if pin:

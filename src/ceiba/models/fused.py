@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ceiba.attention.backends.host import HostAttention
+from ceiba.attention.backends.host import KV_TYPES, HostAttention
 from ceiba.attention.base import AttentionBackend, AttentionLayer
 from ceiba.kernels import cpu
 from ceiba.layers.linear import ColumnLinear, RowLinear
@@ -45,7 +45,7 @@ class FusedDecoder:
             head_dim=first.layer.head_dim,
             eps=model.spec.rms_eps,
             scale=first.layer.scale,
-            kv_bf16=pool.shape.dtype == torch.bfloat16,
+            kv=KV_TYPES[pool.shape.dtype],
             int8=embedding.int8,
             cos=tables[0],
             sin=tables[1],

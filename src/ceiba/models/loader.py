@@ -6,6 +6,7 @@ brings the two together. It never knows a format or an architecture.
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 import zlib
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from ceiba.checkpoint.base import Checkpoint
+from ceiba.checkpoint.packed_cache import PackedCache
 from ceiba.config.records import ModelConfig, RunnerConfig
 from ceiba.core.errors import CheckpointError
 from ceiba.dist import Group, SingleGroup
@@ -22,6 +24,8 @@ from ceiba.layers.ops import select_ops
 from ceiba.layers.quant.select import quant_method
 from ceiba.models.decoder import Decoder
 from ceiba.models.registry import model_class
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHOWN = 8
@@ -34,8 +38,10 @@ def load_model(
     runner: RunnerConfig,
     device: torch.device,
     group: Group | None = None,
+    packed: PackedCache | None = None,
 ) -> Decoder:
-    """Build the model that ``checkpoint`` describes on ``device`` and load its weights.
+    """Build the model that ``checkpoint`` describes on ``device`` and load its weights, from ``packed`` where an
+    earlier start has left them in the kernels' layout.
 
     Raises ConfigError for an architecture, option or quantization we do not have, and CheckpointError when tensors are
     missing, surplus or of the wrong shape.
@@ -50,7 +56,11 @@ def load_model(
         group=group or SingleGroup(),
         ops=ops,
         quant=quant_method(
-            None if dummy else facts.quantized, config.quantization, ops, settings.get("quantization_config")
+            None if dummy else facts.quantized,
+            config.quantization,
+            ops,
+            settings.get("quantization_config"),
+            None if dummy else packed,
         ),
         context_len=config.context_len,
     )
@@ -61,6 +71,10 @@ def load_model(
             fill_dummy(model)
         else:
             fill_from(checkpoint, model)
+    if packed is not None and not dummy:
+        if packed.bytes_taken:
+            log.info("packed weights mapped from %s (%.0f MB)", packed.path, packed.bytes_taken / 1e6)
+        packed.finish()
     return model
 
 

@@ -16,6 +16,7 @@ from ceiba.attention.backends.host import HostAttention
 from ceiba.attention.base import AttentionBatch
 from ceiba.attention.select import Needs, objections, select_pair
 from ceiba.checkpoint.base import Checkpoint
+from ceiba.checkpoint.packed_cache import PackedCache
 from ceiba.config.records import Config
 from ceiba.core.errors import ConfigError
 from ceiba.core.step import RunnerInfo, StepPlan, TokenMasks
@@ -40,6 +41,7 @@ KV_DTYPES = {
     "fp16": torch.float16,
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
 }
 
 
@@ -61,8 +63,15 @@ class ForwardHandle:
 class ModelRunner:
     """See ``core.step.Runner``. Plans must come in order, and ``sample`` between one ``forward`` and the next."""
 
-    def __init__(self, config: Config, checkpoint: Checkpoint, group: Group | None = None) -> None:
-        """Load the checkpoint onto the device that ``config.runner`` names and allocate the KV pool.
+    def __init__(
+        self,
+        config: Config,
+        checkpoint: Checkpoint,
+        group: Group | None = None,
+        packed: PackedCache | None = None,
+    ) -> None:
+        """Load the checkpoint onto the device that ``config.runner`` names and allocate the KV pool. ``packed``: its
+        weights as an earlier start left them.
 
         Raises ConfigError for what this device or model cannot do, CheckpointError for a file that does not fit.
         """
@@ -70,7 +79,7 @@ class ModelRunner:
         self.device = _device(runner.device, runner.gpu_id)
         if self.device.type == "cpu":
             torch.set_num_threads(max(1, runner.threads))
-        model = load_model(checkpoint, config.model, runner, self.device, group)
+        model = load_model(checkpoint, config.model, runner, self.device, group, packed)
         self.model: Decoder | FusedDecoder = model
         dtype = DTYPES[config.model.dtype]
         kv_name = runner.kv_cache_dtype

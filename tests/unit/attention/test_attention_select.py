@@ -31,8 +31,8 @@ def test_a_refusal_lists_every_candidate_and_why() -> None:
     text = str(caught.value)
     assert "runs on cpu, not cuda" in text
     assert all(f"  {name}: " in text for name in ("cpu", "triton", "torch_native"))
-    with pytest.raises(ConfigError, match="no KV cache dtype int8"):
-        select("auto", replace(NEEDS, kv_dtype=torch.int8))
+    with pytest.raises(ConfigError, match="no KV cache dtype uint8"):
+        select("auto", replace(NEEDS, kv_dtype=torch.uint8))
 
 
 def test_every_need_is_compared() -> None:

@@ -313,3 +313,25 @@ def test_deterministic_inference_runs_where_sums_have_a_fixed_order_and_is_refus
         with pytest.raises(ConfigError, match=reason) as caught:
             build({**line, **more}, device=device)
         assert caught.value.message.startswith("--enable-deterministic-inference")
+
+
+PLAIN_SMOLLM2 = msgspec.structs.replace(SMOLLM2, quantized=None, weight_bytes=269_030_016)
+
+
+def test_online_quantization_leaves_more_room_for_the_cache() -> None:
+    tokens = []
+    for flags in ({}, {"--quantization": "int8"}, {"--quantization": "int4"}):
+        found = build(flags, model=PLAIN_SMOLLM2)
+        assert found.model.quantization == flags.get("--quantization")
+        tokens.append(found.scheduler.max_total_tokens)
+    assert tokens[0] < tokens[1] < tokens[2]
+
+
+def test_online_quantization_is_refused_where_it_cannot_apply() -> None:
+    for options, why in (
+        ({"model": SMOLLM2}, "quantized already"),
+        ({"model": PLAIN_SMOLLM2, "device": gpu(79.6)}, "compiled kernels of a CPU"),
+        ({"model": PLAIN_SMOLLM2, "flags": {"--disable-cpu-kernels": True}}, "compiled kernels of a CPU"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            build({"--quantization": "int4", **options.pop("flags", {})}, **options)

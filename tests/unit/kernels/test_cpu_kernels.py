@@ -136,8 +136,8 @@ def test_attention_matches_float64(isa: str, dtype: torch.dtype) -> None:
         out = torch.full_like(q, torch.nan)
         cpu._cpu.attention(
             context, q.numpy(), k.numpy(), v.numpy(), pools[0].data_ptr(), pools[1].data_ptr(), len(pools[0]),
-            k.shape[1], dtype == torch.bfloat16, 0.125, rows, starts, lengths, len(prefill), table, slots, groups,
-            out.numpy(),
+            k.shape[1], str(dtype).removeprefix("torch."), 0.125, rows, starts, lengths, len(prefill), table, slots,
+            groups, out.numpy(),
         )  # fmt: skip
         assert torch.equal(pools[0][slots], k.to(dtype))
         assert torch.equal(pools[1][slots], v.to(dtype))
@@ -158,6 +158,6 @@ def test_arguments_out_of_range_are_refused() -> None:
     rows, starts, lengths, table, slots, q, k, v, pools = case
     with pytest.raises(ValueError, match="outside the pool"):
         cpu._cpu.attention(
-            context, q.numpy(), k.numpy(), v.numpy(), pools[0].data_ptr(), pools[1].data_ptr(), 1, k.shape[1], False,
-            1.0, rows, starts, lengths, 0, table, slots + 1, None, q.numpy(),
+            context, q.numpy(), k.numpy(), v.numpy(), pools[0].data_ptr(), pools[1].data_ptr(), 1, k.shape[1],
+            "float32", 1.0, rows, starts, lengths, 0, table, slots + 1, None, q.numpy(),
         )  # fmt: skip

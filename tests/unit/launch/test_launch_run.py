@@ -22,7 +22,7 @@ from ceiba.config.records import (
     ServerConfig,
 )
 from ceiba.core.errors import ConfigError
-from ceiba.launch import children
+from ceiba.launch import children, starting
 from ceiba.launch.run import listen, ready_text
 
 
@@ -106,7 +106,7 @@ def test_a_child_is_found_from_any_directory_and_takes_no_module_from_there(tmp_
     (tmp_path / "msgspec.py").write_text("raise SystemExit('the wrong module')")
     (tmp_path / "ceiba").mkdir()
     (tmp_path / "ceiba" / "__init__.py").write_text("raise SystemExit('the wrong package')")
-    command = [*children.command("scheduler"), "1"]
+    command = [*starting.command("detokenizer"), "1"]
     done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
     assert b"wrong" not in done.stderr
     assert done.returncode == 1  # no first message: the parent is gone

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from ceiba.core.errors import ConfigError
+from ceiba.launch.starting import start
 from ceiba.launch.supervise import ChildDied, Supervisor
 
 PRELUDE = """
@@ -155,7 +156,8 @@ def test_children_die_with_a_killed_parent(tmp_path, parent_death):
     parent = textwrap.dedent(
         """
         import asyncio, sys
-        from ceiba.launch.supervise import Supervisor
+        from ceiba.launch.starting import start
+from ceiba.launch.supervise import Supervisor
         async def main():
             supervisor = Supervisor(lambda child, reason: None)
             supervisor.attach(asyncio.get_running_loop())
@@ -181,3 +183,21 @@ def _alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+async def test_a_process_that_was_started_early_becomes_a_child_or_is_ended() -> None:
+    early = start("early", script(SERVE))
+    watch = Watch()
+    supervisor = Supervisor(watch.on_death)
+    supervisor.attach(asyncio.get_running_loop())
+    try:
+        child = supervisor.adopt("early", early, b"x" * 70_000)
+        await supervisor.wait_ready()
+        assert child.ready is not None
+        assert child.ready.info == {"first": 70_000}
+    finally:
+        await supervisor.stop()
+    assert not psutil.pid_exists(early.process.pid)
+    unused = start("unused", script(SERVE))
+    unused.discard()
+    assert not psutil.pid_exists(unused.process.pid)

@@ -17,6 +17,15 @@ from ceiba.core.step import PrefixGroup
 from ceiba.kernels import cpu
 from ceiba.memory.pool import KVPool
 
+KV_TYPES = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float8_e4m3fn: "fp8_e4m3",
+    torch.float8_e5m2: "fp8_e5m2",
+    torch.int8: "int8",
+}
+"""The kernels' names of what a pool may hold."""
+
 
 @dataclass(slots=True)
 class HostBatch:
@@ -62,7 +71,7 @@ class HostAttention:
     capabilities = Capabilities(
         devices=frozenset({"cpu"}),
         dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
-        kv_dtypes=frozenset({torch.float32, torch.bfloat16}),
+        kv_dtypes=frozenset(KV_TYPES),
         head_dims=frozenset(range(32, 257, 32)),
         shared_prefix=True,
     )
@@ -105,7 +114,7 @@ class HostAttention:
         new = [x.float().contiguous().numpy() for x in (q, k, v)]
         cpu._cpu.attention(
             self.context, *new, key_pool.data_ptr(), value_pool.data_ptr(), len(key_pool), layer.num_kv_heads,
-            pool.shape.dtype == torch.bfloat16, layer.scale, b.rows, b.starts, b.lengths, b.num_prefill, b.slot_table,
+            KV_TYPES[pool.shape.dtype], layer.scale, b.rows, b.starts, b.lengths, b.num_prefill, b.slot_table,
             b.slots, b.groups, out.numpy(),
         )  # fmt: skip
         return out.to(q.dtype)

@@ -22,7 +22,9 @@ Slots = torch.Tensor | slice
 CAPABILITIES = Capabilities(
     devices=frozenset({"cpu", "cuda", "mps", "xpu"}),
     dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
-    kv_dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2}),
+    kv_dtypes=frozenset(
+        {torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8}
+    ),
     sliding_window=True,
     softcap=True,
     sinks=True,
@@ -147,8 +149,8 @@ class TorchNative:
             slots = self._locate(self._table[segment.row, first : segment.kv_len].long())
             segment.slots[first] = slots
         queries = q[segment.begin : segment.end]
-        keys = _read(pool.k[layer.index], slots).to(q.dtype).transpose(0, 1)
-        values = _read(pool.v[layer.index], slots).to(q.dtype).transpose(0, 1)
+        keys = pool.values(_read(pool.k[layer.index], slots), q.dtype).transpose(0, 1)
+        values = pool.values(_read(pool.v[layer.index], slots), q.dtype).transpose(0, 1)
         plain = not layer.softcap and sinks is None
         if plain and layer.causal and not window and segment.start == 0:
             attended = F.scaled_dot_product_attention(
@@ -190,8 +192,8 @@ class TorchNative:
         if group.queries is not None:
             queries = queries.index_select(0, group.queries)
         kv_heads, per_kv = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
-        keys = _read(pool.k[layer.index], slots).to(q.dtype).view(size, -1, kv_heads, layer.head_dim)
-        values = _read(pool.v[layer.index], slots).to(q.dtype)
+        keys = pool.values(_read(pool.k[layer.index], slots), q.dtype).view(size, -1, kv_heads, layer.head_dim)
+        values = pool.values(_read(pool.v[layer.index], slots), q.dtype)
         values = values.view(size, -1, kv_heads, values.shape[-1])
         grouped = queries.view(size, kv_heads, per_kv, layer.head_dim)
         if not layer.softcap and sinks is None:

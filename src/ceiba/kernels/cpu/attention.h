@@ -76,18 +76,6 @@ inline void build_decode_tasks(const AttentionPlan& p, int kv_heads, DecodeTasks
   }
 }
 
-template <bool BF16>
-inline vf pool_load(const void* base, int64_t at) {
-  if constexpr (BF16) return from_bf16(static_cast<const uint16_t*>(base) + at);
-  return load(static_cast<const float*>(base) + at);
-}
-
-template <bool BF16>
-inline void pool_store(void* base, int64_t at, vf v) {
-  if constexpr (BF16) to_bf16(static_cast<uint16_t*>(base) + at, v);
-  else store(static_cast<float*>(base) + at, v);
-}
-
 // Softmax state of the rows of one task.
 struct Rows {
   float* score;   // [m, TILE]
@@ -123,34 +111,35 @@ inline void fold_scores(Rows& r, int m, int dim, int count) {
 }
 
 // Scores of few rows (m ≤ 4·heads in a group): dot products along the head dimension, straight from the pool.
-template <bool BF16>
-inline void scores_direct(const float* q, const void* k, const int32_t* slots, int64_t stride, int64_t offset, int m,
-                          int dim, int count, float* score) {
+template <Kv K>
+inline void scores_direct(const float* q, const uint8_t* k, const int32_t* slots, int64_t stride, int m, int dim,
+                          int count, float* score) {
   for (int j = 0; j < count; j++) {
-    int64_t at = slots[j] * stride + offset;
+    const uint8_t* head = k + slots[j] * stride;
     vf key[MAX_DIM / W];
-    for (int d = 0; d < dim; d += W) key[d / W] = pool_load<BF16>(k, at + d);
+    for (int d = 0; d < dim; d += W) key[d / W] = kv_load<K>(head, d);
+    float step = kv_step<K>(head, dim);
     for (int i = 0; i < m; i++) {
       vf sum = vf{}, more = vf{};
       for (int d = 0; d < dim; d += 2 * W) {
         sum += load(q + i * dim + d) * key[d / W];
         more += load(q + i * dim + d + W) * key[d / W + 1];
       }
-      score[i * TILE + j] = hsum(sum + more);
+      score[i * TILE + j] = K == Kv::I8 ? hsum(sum + more) * step : hsum(sum + more);
     }
   }
 }
 
 // Keys of a tile, transposed into panels of 16 positions [panel][dim][16], for the matrix kernel.
-template <bool BF16>
-inline void gather_keys(const void* k, const int32_t* slots, int64_t stride, int64_t offset, int dim, int count,
-                        float* panels) {
+template <Kv K>
+inline void gather_keys(const uint8_t* k, const int32_t* slots, int64_t stride, int dim, int count, float* panels) {
   float row[MAX_DIM];
   for (int j = 0; j < (count + LANES - 1) / LANES * LANES; j++) {
     float* to = panels + (j / LANES) * dim * LANES + j % LANES;
     if (j < count) {
-      int64_t at = slots[j] * stride + offset;
-      for (int d = 0; d < dim; d += W) store(row + d, pool_load<BF16>(k, at + d));
+      const uint8_t* head = k + slots[j] * stride;
+      float step = kv_step<K>(head, dim);
+      for (int d = 0; d < dim; d += W) store(row + d, K == Kv::I8 ? kv_load<K>(head, d) * step : kv_load<K>(head, d));
       for (int d = 0; d < dim; d++) to[d * LANES] = row[d];
     } else {
       for (int d = 0; d < dim; d++) to[d * LANES] = 0.f;
@@ -159,15 +148,17 @@ inline void gather_keys(const void* k, const int32_t* slots, int64_t stride, int
 }
 
 // One tile for the rows in `q` [m, dim] (scaled already). `limit[i]`: positions row i may see in this tile, or null.
-template <bool BF16>
+template <Kv K>
 inline void attend_tile(const AttentionShape& shape, const void* k, const void* v, const int32_t* slots, int kv_head,
                         const float* q, int m, int count, const int32_t* limit, Rows& r, float* panels) {
   int dim = shape.head_dim;
-  int64_t stride = int64_t(shape.kv_heads) * dim, offset = int64_t(kv_head) * dim;
+  int64_t head_bytes = kv_bytes<K>(dim), stride = shape.kv_heads * head_bytes;
+  const uint8_t *keys = static_cast<const uint8_t*>(k) + kv_head * head_bytes;
+  const uint8_t *values = static_cast<const uint8_t*>(v) + kv_head * head_bytes;
   if (FIXED_ORDER || m <= 8) {
-    scores_direct<BF16>(q, k, slots, stride, offset, m, dim, count, r.score);
+    scores_direct<K>(q, keys, slots, stride, m, dim, count, r.score);
   } else {
-    gather_keys<BF16>(k, slots, stride, offset, dim, count, panels);
+    gather_keys<K>(keys, slots, stride, dim, count, panels);
     for (int j = 0; j < count; j += LANES) {
       for (int i = 0; i < m; i++)
         for (int x = 0; x < NV; x++) store(r.score + i * TILE + j + x * W, vf{});
@@ -180,8 +171,13 @@ inline void attend_tile(const AttentionShape& shape, const void* k, const void* 
     for (int i = 0; i < m; i++)
       for (int j = limit[i] < 0 ? 0 : limit[i]; j < count; j++) r.score[i * TILE + j] = -1e30f;
   fold_scores(r, m, dim, count);
+  if constexpr (K == Kv::I8)  // the steps of the values go into their weights, whose sum is taken already
+    for (int j = 0; j < count; j++) {
+      float step = kv_step<K>(values + slots[j] * stride, dim);
+      for (int i = 0; i < m; i++) r.score[i * TILE + j] *= step;
+    }
   for (int d = 0; d < dim; d += LANES) {
-    auto at = [&](int64_t j, int x) { return pool_load<BF16>(v, slots[j] * stride + offset + d + x * W); };
+    auto at = [&](int64_t j, int x) { return kv_load<K>(values + slots[j] * stride, d + x * W); };
     multiply(r.score, TILE, count, at, m, r.out + d, dim);
   }
 }
@@ -215,7 +211,7 @@ struct Scratch {
   }
 };
 
-template <bool BF16>
+template <Kv K>
 inline void prefill_task(const AttentionShape& shape, const AttentionPlan& p, int64_t segment, int64_t token0,
                          int kv_head, int first, int count, const float* q, int64_t q_stride, const void* k,
                          const void* v, float* out, Scratch& s) {
@@ -233,7 +229,7 @@ inline void prefill_task(const AttentionShape& shape, const AttentionPlan& p, in
     bool masked = at + tile > begin + 1;
     if (masked)
       for (int i = 0; i < m; i++) s.limit[i] = begin + i / group + 1 - at;
-    attend_tile<BF16>(shape, k, v, slots + at, kv_head, s.q, m, tile, masked ? s.limit : nullptr, s.rows, s.panels);
+    attend_tile<K>(shape, k, v, slots + at, kv_head, s.q, m, tile, masked ? s.limit : nullptr, s.rows, s.panels);
   }
   for (int i = 0; i < m; i++) {
     float* to = out + ((token0 + first + i / group) * shape.heads + kv_head * group + i % group) * dim;
@@ -243,7 +239,7 @@ inline void prefill_task(const AttentionShape& shape, const AttentionPlan& p, in
 }
 
 // Partials: [part][heads][dim + 2], the last two being max and sum.
-template <bool BF16>
+template <Kv K>
 inline void decode_task(const AttentionShape& shape, const AttentionPlan& p, const DecodeTasks& d,
                         const DecodeTask& task, int64_t token_base, const float* q, int64_t q_stride, const void* k,
                         const void* v, float* out, float* parts, Scratch& s, int max_rows) {
@@ -259,7 +255,7 @@ inline void decode_task(const AttentionShape& shape, const AttentionPlan& p, con
     }
     reset_rows(s.rows, m, dim);
     for (int32_t at = task.from; at < task.to; at += TILE)
-      attend_tile<BF16>(shape, k, v, slots + at, task.kv_head, s.q, m, imin(TILE, task.to - at), nullptr, s.rows,
+      attend_tile<K>(shape, k, v, slots + at, task.kv_head, s.q, m, imin(TILE, task.to - at), nullptr, s.rows,
                         s.panels);
     for (int i = 0; i < m; i++) {
       int32_t seg = segment[i / group];
@@ -357,7 +353,7 @@ inline void prepare_attention(const AttentionShape& shape, const AttentionPlan& 
   s.decode_token0 = token;
 }
 
-template <bool BF16>
+template <Kv K>
 inline void attend_prefill(const AttentionShape& shape, const AttentionPlan& p, const AttentionState& a, int64_t task,
                            const float* q, int64_t q_stride, const void* k, const void* v, float* out, Scratch& s) {
   int64_t segment = 0;
@@ -367,25 +363,24 @@ inline void attend_prefill(const AttentionShape& shape, const AttentionPlan& p, 
       int64_t tiles = here / shape.kv_heads, tile = tiles - 1 - task / shape.kv_heads;  // the longest first
       int first = int(tile) * QUERY_TOKENS;
       int count = imin(QUERY_TOKENS, p.lengths[segment] - first);
-      return prefill_task<BF16>(shape, p, segment, a.prefill_token0[segment], int(task % shape.kv_heads), first, count,
+      return prefill_task<K>(shape, p, segment, a.prefill_token0[segment], int(task % shape.kv_heads), first, count,
                                 q, q_stride, k, v, out, s);
     }
     task -= here;
   }
 }
 
-// Every thread calls this; `next` is a shared counter that starts at 0. The caller puts a barrier behind.
-template <bool BF16>
-inline void attend(const AttentionShape& shape, const AttentionPlan& p, const AttentionState& a, const float* q,
-                   int64_t q_stride, const void* k, const void* v, float* out, int64_t* next, int64_t* merge_next,
-                   Team& team, int id) {
+template <Kv K>
+inline void attend_stored(const AttentionShape& shape, const AttentionPlan& p, const AttentionState& a, const float* q,
+                          int64_t q_stride, const void* k, const void* v, float* out, int64_t* next,
+                          int64_t* merge_next, Team& team, int id) {
   Scratch s(a.threads + a.thread_bytes * size_t(id), a.max_rows, shape.head_dim);
   int64_t total = a.prefill_tasks + a.decode.num_tasks;
   for (int64_t t; (t = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < total;) {
     if (t < a.prefill_tasks)
-      attend_prefill<BF16>(shape, p, a, t, q, q_stride, k, v, out, s);
+      attend_prefill<K>(shape, p, a, t, q, q_stride, k, v, out, s);
     else
-      decode_task<BF16>(shape, p, a.decode, a.decode.task[t - a.prefill_tasks], a.decode_token0, q, q_stride, k, v, out,
+      decode_task<K>(shape, p, a.decode, a.decode.task[t - a.prefill_tasks], a.decode_token0, q, q_stride, k, v, out,
                         a.parts, s, a.max_rows);
   }
   if (!a.decode.merge) return;
@@ -395,4 +390,16 @@ inline void attend(const AttentionShape& shape, const AttentionPlan& p, const At
     for (int64_t i = t; i < lmin(t + 8, merges); i++)
       if (a.decode.part_count[p.num_prefill + i / heads] > 1)
         merge_parts(shape, p, a.decode, p.num_prefill + i / heads, int(i % heads), a.decode_token0, a.parts, out);
+}
+
+// Every thread calls this; `next` and `merge_next` are shared counters that start at 0. The caller puts a barrier behind.
+inline void attend(const AttentionShape& shape, const AttentionPlan& p, const AttentionState& a, const float* q,
+                   int64_t q_stride, const void* k, const void* v, float* out, int64_t* next, int64_t* merge_next,
+                   Team& team, int id) {
+  switch (shape.kv) {
+#define CASE(K) \
+  case Kv::K: return attend_stored<Kv::K>(shape, p, a, q, q_stride, k, v, out, next, merge_next, team, id);
+    CEIBA_EACH_KV(CASE)
+#undef CASE
+  }
 }

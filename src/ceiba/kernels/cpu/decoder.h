@@ -174,17 +174,9 @@ inline void place_token(const Model& m, const Layer& layer, const Forward& f, fl
     if (norm) rms_norm(head, norm, dim, m.eps, head);
     rotate(head, cos, sin, dim);
   }
-  int64_t slot = f.plan->slots[token] * a.kv_heads * dim;
   const float *k = at + a.heads * dim, *v = k + a.kv_heads * dim;
-  for (int i = 0; i < a.kv_heads * dim; i += W) {
-    if (a.kv_bf16) {
-      pool_store<true>(layer.k_pool, slot + i, load(k + i));
-      pool_store<true>(layer.v_pool, slot + i, load(v + i));
-    } else {
-      pool_store<false>(layer.k_pool, slot + i, load(k + i));
-      pool_store<false>(layer.v_pool, slot + i, load(v + i));
-    }
-  }
+  kv_write(a, layer.k_pool, f.plan->slots[token], k);
+  kv_write(a, layer.v_pool, f.plan->slots[token], v);
 }
 
 inline void run_layer(DecoderRun& run, const Layer& layer, int64_t* counters, int id) {
@@ -207,10 +199,7 @@ inline void run_layer(DecoderRun& run, const Layer& layer, int64_t* counters, in
   team.barrier();
   share(counters + 2, t, rows, [&](int64_t i) { place_token(m, layer, f, s.qkv, i); });
   team.barrier();
-  if (a.kv_bf16)
-    attend<true>(a, *f.plan, s.attention, s.qkv, width, layer.k_pool, layer.v_pool, s.attended.x, counters + 3, counters + 4, team, id);
-  else
-    attend<false>(a, *f.plan, s.attention, s.qkv, width, layer.k_pool, layer.v_pool, s.attended.x, counters + 3, counters + 4, team, id);
+  attend(a, *f.plan, s.attention, s.qkv, width, layer.k_pool, layer.v_pool, s.attended.x, counters + 3, counters + 4, team, id);
   team.barrier();
   if (m.int8) {
     share(counters + 5, t, rows, [&](int64_t i) { quantize(s.attended, i, heads); });
@@ -350,25 +339,13 @@ void attention_thread(void* context, int id) {
   int64_t width = int64_t(a.kv_heads) * a.head_dim;
   if (c.new_k) {
     share(r.counters, c.plan->tokens, 1, [&](int64_t t) {
-      int64_t to = c.plan->slots[t] * width;
-      for (int64_t i = 0; i < width; i += W) {
-        vf k = load(c.new_k + t * width + i), v = load(c.new_v + t * width + i);
-        if (a.kv_bf16) {
-          pool_store<true>(c.k, to + i, k);
-          pool_store<true>(c.v, to + i, v);
-        } else {
-          pool_store<false>(c.k, to + i, k);
-          pool_store<false>(c.v, to + i, v);
-        }
-      }
+      kv_write(a, c.k, c.plan->slots[t], c.new_k + t * width);
+      kv_write(a, c.v, c.plan->slots[t], c.new_v + t * width);
     });
     c.team->barrier();
   }
   int64_t stride = int64_t(a.heads) * a.head_dim;
-  if (a.kv_bf16)
-    attend<true>(a, *c.plan, r.state, c.q, stride, c.k, c.v, c.out, r.counters + 1, r.counters + 2, *c.team, id);
-  else
-    attend<false>(a, *c.plan, r.state, c.q, stride, c.k, c.v, c.out, r.counters + 1, r.counters + 2, *c.team, id);
+  attend(a, *c.plan, r.state, c.q, stride, c.k, c.v, c.out, r.counters + 1, r.counters + 2, *c.team, id);
 }
 
 size_t attention_scratch(const AttentionCall& c) { return attention_bytes(c.shape, *c.plan, c.team->size()) + 256; }

@@ -23,17 +23,20 @@ struct AttentionPlan {
   const int32_t* group_covered;             // [segments]: positions that groups serve, from 0
 };
 
+// How keys and values are stored (kv.h).
+enum class Kv : int { F32, BF16, E4M3, E5M2, I8 };
+
 struct AttentionShape {
   int heads, kv_heads, head_dim;
   float scale;
-  bool kv_bf16;
+  Kv kv;
 };
 
 struct Layer {
   const float *attn_norm, *ffn_norm;
   const float *q_norm, *k_norm;             // [head_dim] or null
   Matrix q, k, v, out, gate, up, down;      // apart, because one file may store them in different types
-  void *k_pool, *v_pool;                    // of this layer: [slots, kv_heads, head_dim]
+  void *k_pool, *v_pool;                    // of this layer: [slots, kv_heads], runs as in kv.h
 };
 
 struct Model {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine.h"
+#include "quantize.h"
 
 namespace nb = nanobind;
 using namespace ceiba;
@@ -61,6 +62,14 @@ const Unit* unit_named(const std::string& name, bool fixed) {
   }
 #endif
   refuse("instruction set '" + wanted + "' is not available on this processor");
+}
+
+constexpr const char* KV_NAMES[] = {"float32", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8"};
+
+Kv kv_named(const std::string& name) {
+  for (int k = 0; k < int(sizeof KV_NAMES / sizeof *KV_NAMES); k++)
+    if (name == KV_NAMES[k]) return Kv(k);
+  refuse("no CPU kernel for a KV cache of type '" + name + "'");
 }
 
 Kind kind_named(const std::string& name) {
@@ -144,6 +153,31 @@ void pack(Context& context, const std::string& kind, Array<const uint8_t, 2> sou
   context.team.run(pack_thread, &job);
 }
 
+struct QuantizeJob {
+  Kind kind;
+  const float* source;
+  int64_t rows, cols, row_bytes;
+  uint8_t* out;
+  int64_t next = 0;
+};
+
+void quantize_thread(void* context, int) {
+  QuantizeJob& job = *static_cast<QuantizeJob*>(context);
+  for (int64_t row; (row = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED)) < job.rows;)
+    quantize_values(job.kind, job.source + row * job.cols, job.cols, job.out + row * job.row_bytes);
+}
+
+void quantize(Context& context, const std::string& kind, Floats2 source, Array<uint8_t, 2> out) {
+  QuantizeJob job{kind_named(kind), source.data(), int64_t(source.shape(0)), int64_t(source.shape(1)),
+                  int64_t(out.shape(1)), out.data()};
+  if (!can_quantize(job.kind)) refuse("values cannot be quantized to " + kind + "; Q8_0 and Q4_1 can be made");
+  require(job.cols % 32 == 0, "cols must be a multiple of 32");
+  require(int64_t(out.shape(0)) == job.rows && job.row_bytes == job.cols / 32 * format_of(job.kind).block_bytes,
+          "out has the wrong shape");
+  nb::gil_scoped_release unlocked;
+  context.team.run(quantize_thread, &job);
+}
+
 struct Groups {
   Ints1 from, to, first, count, members, covered;
 };
@@ -199,10 +233,10 @@ AttentionPlan make_plan(const Ints1& rows, const Ints1& starts, const Ints1& len
   return p;
 }
 
-AttentionShape make_shape(int heads, int kv_heads, int head_dim, float scale, bool kv_bf16) {
+AttentionShape make_shape(int heads, int kv_heads, int head_dim, float scale, const std::string& kv) {
   require(kv_heads > 0 && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
   require(head_dim % 32 == 0 && head_dim <= 256, "head_dim must be a multiple of 32, at most 256");
-  return {heads, kv_heads, head_dim, scale, kv_bf16};
+  return {heads, kv_heads, head_dim, scale, kv_named(kv)};
 }
 
 using Matrices = std::vector<const PackedMatrix*>;
@@ -210,11 +244,11 @@ using Matrices = std::vector<const PackedMatrix*>;
 // A whole decoder of the Llama shape. Python keeps every array alive through `keep`.
 class Decoder {
  public:
-  Decoder(int64_t hidden, int64_t ffn, int heads, int kv_heads, int head_dim, float eps, float scale, bool kv_bf16,
-          bool int8, Floats2 cos, Floats2 sin, Floats1 final_norm, const PackedMatrix& embedding,
+  Decoder(int64_t hidden, int64_t ffn, int heads, int kv_heads, int head_dim, float eps, float scale,
+          const std::string& kv, bool int8, Floats2 cos, Floats2 sin, Floats1 final_norm, const PackedMatrix& embedding,
           const PackedMatrix& head, nb::list layers, nb::object keep)
       : keep_(std::move(keep)) {
-    model_ = {hidden, ffn, head.m.rows, make_shape(heads, kv_heads, head_dim, scale, kv_bf16), eps, cos.data(),
+    model_ = {hidden, ffn, head.m.rows, make_shape(heads, kv_heads, head_dim, scale, kv), eps, cos.data(),
               sin.data(), final_norm.data(), embedding.m, head.m, nullptr, 0, int8};
     positions_ = int64_t(cos.shape(0));
     require(hidden % 32 == 0 && ffn % 32 == 0, "hidden and ffn sizes must be multiples of 32");
@@ -314,11 +348,11 @@ void lookup(Context& context, const PackedMatrix& weight, Longs1 ids, Array<floa
 
 void attention(Context& context, Array<const float, 3> q, std::optional<Array<const float, 3>> k,
                std::optional<Array<const float, 3>> v, uintptr_t k_pool, uintptr_t v_pool, int64_t pool_slots,
-               int kv_heads, bool kv_bf16, float scale, Ints1 rows, Ints1 starts, Ints1 lengths, int64_t num_prefill,
+               int kv_heads, const std::string& kv, float scale, Ints1 rows, Ints1 starts, Ints1 lengths, int64_t num_prefill,
                Ints2 slot_table, Longs1 slots, std::optional<Groups> groups, Array<float, 3> out) {
   std::vector<int32_t> no_cover;
   AttentionPlan plan = make_plan(rows, starts, lengths, num_prefill, slot_table, slots, groups, pool_slots, no_cover);
-  AttentionShape shape = make_shape(int(q.shape(1)), kv_heads, int(q.shape(2)), scale, kv_bf16);
+  AttentionShape shape = make_shape(int(q.shape(1)), kv_heads, int(q.shape(2)), scale, kv);
   require(int64_t(q.shape(0)) == plan.tokens && out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) &&
               out.shape(2) == q.shape(2),
           "attention: q and out do not fit the plan");
@@ -357,18 +391,46 @@ NB_MODULE(_cpu, m) {
   m.def("packed_size", &packed_size, nb::arg("kind"), nb::arg("rows"), nb::arg("cols"), "Bytes of a packed matrix.");
   m.def("pack", &pack, nb::arg("context"), nb::arg("kind"), nb::arg("source"), nb::arg("cols"), nb::arg("out"),
         "Pack `source` uint8 [rows, row bytes] into `out` uint8 [packed_size].");
+  m.def("quantize", &quantize, nb::arg("context"), nb::arg("kind"), nb::arg("source"), nb::arg("out"),
+        "Quantize `source` float32 [rows, cols] to GGUF blocks of type Q8_0 or Q4_1: `out` uint8 [rows, row bytes].");
   m.def("linear", &linear, nb::arg("context"), nb::arg("weight"), nb::arg("x"), nb::arg("out"), nb::arg("int8"),
         "out [m, rows] = x [m, cols] · weightᵀ + bias, float32.");
   m.def("lookup", &lookup, nb::arg("context"), nb::arg("weight"), nb::arg("ids"), nb::arg("out"),
         "out [n, cols] = rows `ids` int64 [n] of the matrix, float32.");
   m.def("attention", &attention, nb::arg("context"), nb::arg("q"), nb::arg("k").none(), nb::arg("v").none(),
-        nb::arg("k_pool"), nb::arg("v_pool"), nb::arg("pool_slots"), nb::arg("kv_heads"), nb::arg("kv_bf16"),
+        nb::arg("k_pool"), nb::arg("v_pool"), nb::arg("pool_slots"), nb::arg("kv_heads"), nb::arg("kv"),
         nb::arg("scale"), nb::arg("rows"), nb::arg("starts"), nb::arg("lengths"), nb::arg("num_prefill"),
         nb::arg("slot_table"), nb::arg("slots"), nb::arg("groups").none(), nb::arg("out"),
-        "Write k and v to the pool at `slots`, then attend: float32 [tokens, heads, head_dim].");
+        "Write k and v to the pool at `slots`, then attend: float32 [tokens, heads, head_dim]. `kv`: how the pool is "
+        "stored, one of kv_types.");
+  // Callers from before there were types.
+  m.def(
+      "attention",
+      [](Context& context, Array<const float, 3> q, std::optional<Array<const float, 3>> k,
+         std::optional<Array<const float, 3>> v, uintptr_t k_pool, uintptr_t v_pool, int64_t pool_slots, int kv_heads,
+         bool kv_bf16, float scale, Ints1 rows, Ints1 starts, Ints1 lengths, int64_t num_prefill, Ints2 slot_table,
+         Longs1 slots, std::optional<Groups> groups, Array<float, 3> out) {
+        attention(context, q, k, v, k_pool, v_pool, pool_slots, kv_heads, kv_bf16 ? "bfloat16" : "float32", scale, rows,
+                  starts, lengths, num_prefill, slot_table, slots, groups, out);
+      },
+      nb::arg("context"), nb::arg("q"), nb::arg("k").none(), nb::arg("v").none(), nb::arg("k_pool"), nb::arg("v_pool"),
+      nb::arg("pool_slots"), nb::arg("kv_heads"), nb::arg("kv_bf16"), nb::arg("scale"), nb::arg("rows"),
+      nb::arg("starts"), nb::arg("lengths"), nb::arg("num_prefill"), nb::arg("slot_table"), nb::arg("slots"),
+      nb::arg("groups").none(), nb::arg("out"));
+  m.attr("kv_types") = nb::make_tuple(KV_NAMES[0], KV_NAMES[1], KV_NAMES[2], KV_NAMES[3], KV_NAMES[4]);
   nb::class_<Decoder>(m, "Decoder", "A whole decoder of the Llama shape; `forward` runs all layers in one call.")
-      .def(nb::init<int64_t, int64_t, int, int, int, float, float, bool, bool, Floats2, Floats2, Floats1,
+      .def(nb::init<int64_t, int64_t, int, int, int, float, float, std::string, bool, Floats2, Floats2, Floats1,
                     const PackedMatrix&, const PackedMatrix&, nb::list, nb::object>(),
+           nb::arg("hidden"), nb::arg("ffn"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
+           nb::arg("eps"), nb::arg("scale"), nb::arg("kv"), nb::arg("int8"), nb::arg("cos"), nb::arg("sin"),
+           nb::arg("final_norm"), nb::arg("embedding"), nb::arg("head"), nb::arg("layers"), nb::arg("keep"))
+      .def("__init__",  // callers from before there were types
+           [](Decoder* self, int64_t hidden, int64_t ffn, int heads, int kv_heads, int head_dim, float eps, float scale,
+              bool kv_bf16, bool int8, Floats2 cos, Floats2 sin, Floats1 final_norm, const PackedMatrix& embedding,
+              const PackedMatrix& head, nb::list layers, nb::object keep) {
+             new (self) Decoder(hidden, ffn, heads, kv_heads, head_dim, eps, scale, kv_bf16 ? "bfloat16" : "float32",
+                                int8, cos, sin, final_norm, embedding, head, layers, keep);
+           },
            nb::arg("hidden"), nb::arg("ffn"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
            nb::arg("eps"), nb::arg("scale"), nb::arg("kv_bf16"), nb::arg("int8"), nb::arg("cos"), nb::arg("sin"),
            nb::arg("final_norm"), nb::arg("embedding"), nb::arg("head"), nb::arg("layers"), nb::arg("keep"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ceiba.config.parse import parse_args
+from ceiba.launch.starting import SCHEDULER, command, start
 
 USAGE = """usage: ceiba serve [MODEL] [flags]
 
@@ -22,10 +23,14 @@ def main(argv: list[str]) -> int:
         return 0
     flags = parse_args(argv)
 
-    from ceiba.launch.configure import configure
+    early = start(SCHEDULER, command(SCHEDULER))
+    try:
+        from ceiba.launch.configure import configure
 
-    config = configure(flags)
+        config = configure(flags)
 
-    from ceiba.launch.run import serve
-
-    return serve(config)
+        from ceiba.launch.run import serve
+    except BaseException:
+        early.discard()
+        raise
+    return serve(config, early)
