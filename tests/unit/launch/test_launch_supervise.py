@@ -185,18 +185,12 @@ def _alive(pid: int) -> bool:
         return False
 
 
-async def test_a_process_that_was_started_early_becomes_a_child_or_is_ended() -> None:
+async def test_a_process_that_was_started_early_becomes_a_child_or_is_ended(watch):
     early = start("early", script(SERVE))
-    watch = Watch()
-    supervisor = Supervisor(watch.on_death)
-    supervisor.attach(asyncio.get_running_loop())
-    try:
-        child = supervisor.adopt("early", early, b"x" * 70_000)
-        await supervisor.wait_ready()
-        assert child.ready is not None
-        assert child.ready.info == {"first": 70_000}
-    finally:
-        await supervisor.stop()
+    child = watch.supervisor.adopt("early", early, b"x" * 70_000)
+    await asyncio.wait_for(watch.supervisor.wait_ready(), 20)
+    assert child.ready.info == {"first": 70_000}
+    await watch.supervisor.stop()
     assert not psutil.pid_exists(early.process.pid)
     unused = start("unused", script(SERVE))
     unused.discard()
