@@ -156,8 +156,7 @@ def test_children_die_with_a_killed_parent(tmp_path, parent_death):
     parent = textwrap.dedent(
         """
         import asyncio, sys
-        from ceiba.launch.starting import start
-from ceiba.launch.supervise import Supervisor
+        from ceiba.launch.supervise import Supervisor
         async def main():
             supervisor = Supervisor(lambda child, reason: None)
             supervisor.attach(asyncio.get_running_loop())
