@@ -31,7 +31,7 @@ from ceiba.server.ollama.schemas import (
     OllamaGenerateRequest,
     OllamaOptions,
 )
-from ceiba.server.openai.translate import fold_seed, hint_header, refuse, routing_key, strings
+from ceiba.server.openai.translate import fold_seed, hint_header, infilled, refuse, routing_key, strings
 from ceiba.server.request import EngineRequest, Input, LengthRule, TextPrompt
 from ceiba.server.sse import Shape
 from ceiba.text.parsers.events import Arguments, CallEnd, CallStart, Content, Reasoning
@@ -62,6 +62,8 @@ def chat_request(body: OllamaChatRequest, front: Front, headers: Headers) -> Eng
 def generate_request(body: OllamaGenerateRequest, front: Front, headers: Headers) -> EngineRequest:
     """Raises BadRequest naming the field that cannot be served."""
     refuse(body, REFUSED_GENERATE)
+    if body.suffix:
+        return _infill_request(body, front, headers)
     if not body.raw and front.template is not None:
         messages = [{"role": "system", "content": body.system}] if body.system else []
         return _request(body, Chat([*messages, {"role": "user", "content": body.prompt}]), front, headers)
@@ -72,6 +74,22 @@ def generate_request(body: OllamaGenerateRequest, front: Front, headers: Headers
     sampling, length = _sampling(body, front)
     return EngineRequest(
         [Input(TextPrompt(body.prompt), sampling, _logprobs(body), length=length)],
+        rid=f"ollama-{uuid.uuid4().hex}",
+        stream=body.stream is not False,
+        routing_key=routing_key(None, headers),
+        names=NAMES,
+    )
+
+
+def _infill_request(body: OllamaGenerateRequest, front: Front, headers: Headers) -> EngineRequest:
+    """The prompt and the suffix around a gap: no conversation, so no template."""
+    for name in ("system", "think"):
+        if getattr(body, name):
+            raise BadRequest(f"{name} and suffix exclude each other: a gap is filled without a template.", param=name)
+    sampling, length = _sampling(body, front)
+    (prompt,), sampling = infilled([TextPrompt(body.prompt)], body.suffix or "", sampling, front)
+    return EngineRequest(
+        [Input(prompt, sampling, _logprobs(body), length=length)],
         rid=f"ollama-{uuid.uuid4().hex}",
         stream=body.stream is not False,
         routing_key=routing_key(None, headers),

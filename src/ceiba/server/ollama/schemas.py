@@ -108,7 +108,10 @@ class OllamaGenerateRequest(Common, kw_only=True, forbid_unknown_fields=True):
     prompt: Annotated[str, Meta(description="What to answer. Empty: the model is said to be loaded.")] = ""
     system: Annotated[str | None, Meta(description="The system prompt.")] = None
     raw: Annotated[bool | None, Meta(description="Use the prompt as it is, without the chat template.")] = None
-    suffix: Annotated[Any, Meta(description="Refused: no model here fills in the middle.")] = None
+    suffix: Annotated[
+        str | None,
+        Meta(description="Text behind the gap that the answer fills; needs a model with fill-in-the-middle tokens."),
+    ] = None
     template: Annotated[Any, Meta(description="Refused: templates from requests are never rendered.")] = None
     context: Annotated[Any, Meta(description="Refused: send the conversation to /api/chat.")] = None
     images: Annotated[Any, Meta(description="Refused: this model takes text only.")] = None
@@ -118,7 +121,6 @@ class OllamaGenerateRequest(Common, kw_only=True, forbid_unknown_fields=True):
 
 
 REFUSED_GENERATE: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "suffix": ("no model here fills in the middle", ()),
     "template": ("templates from requests are never rendered", ()),
     "context": ("send the conversation to /api/chat", ()),
     "images": ("this model takes text only", ()),

@@ -72,9 +72,14 @@ def engine_request(body: CompletionRequest, front: Front, headers: Headers) -> E
         prompt_start=0 if wanted and body.echo else -1,
     )
     sampling = translate.sampling(body, front, longest)
+    prompts = prompts_of(body.prompt, front.vocab_size, "prompt")
+    if body.suffix:
+        if body.echo:
+            raise BadRequest("echo and suffix exclude each other.", param="echo")
+        prompts, sampling = translate.infilled(prompts, body.suffix, sampling, front)
     inputs = [
         Input(prompt, sampling, spec, best_of, length="clamp" if body.max_tokens is None else "exact")
-        for prompt in prompts_of(body.prompt, front.vocab_size, "prompt")
+        for prompt in prompts
     ]
     return EngineRequest(
         inputs,

@@ -261,7 +261,10 @@ class CompletionRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     logprobs: Annotated[
         int | None, Meta(description=f"Log-probabilities with so many alternatives, 0..{limits.MAX_TOP_LOGPROBS}.")
     ] = None
-    suffix: Annotated[Any, Meta(description="Refused: no model here fills in the middle.")] = None
+    suffix: Annotated[
+        str | None,
+        Meta(description="Text behind the gap that the answer fills; needs a model with fill-in-the-middle tokens."),
+    ] = None
     prompt_embeds: Annotated[Any, Meta(description="Refused: embeddings as input are not available.")] = None
 
 
@@ -291,7 +294,6 @@ REFUSED_CHAT = REFUSED_COMMON | {
     "verbosity": ("no model here obeys it: say it in a message", ("medium",)),
 }
 REFUSED_COMPLETION = REFUSED_COMMON | {
-    "suffix": ("no model here fills in the middle", ()),
     "prompt_embeds": ("embeddings as input are not available: send text or token ids", ()),
 }
 HINTS = (

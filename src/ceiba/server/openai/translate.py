@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+import numpy as np
 from starlette.datastructures import Headers
 
 from ceiba.core import limits
@@ -17,7 +19,9 @@ from ceiba.core.sampling import SamplingParams
 from ceiba.server import structured
 from ceiba.server.front import Front
 from ceiba.server.openai.schemas import HINTS, CommonFields
+from ceiba.server.request import TextPrompt
 from ceiba.server.validate import MAX_SEED
+from ceiba.text.infill import find_infill
 
 NAMES = {
     "max_new_tokens": "max_tokens",
@@ -119,6 +123,28 @@ def sampling(body: CommonFields, front: Front, max_new_tokens: int) -> SamplingP
     values["spaces_between_special_tokens"] = body.spaces_between_special_tokens
     values.update(structured.sampling_fields(body, front))
     return SamplingParams(**values)
+
+
+def infilled(
+    prompts: Sequence[TextPrompt | np.ndarray], suffix: str, sampling: SamplingParams, front: Front
+) -> tuple[list[TextPrompt | np.ndarray], SamplingParams]:
+    """Prompts that end at a gap before ``suffix``, and sampling that ends where it is filled. Raises BadRequest where
+    the model has no tokens for that, and for prompts of token ids."""
+    known = None if front.tokenizer is None else find_infill(front.tokenizer.token_to_id)
+    if known is None or front.tokenizer is None:
+        raise BadRequest(
+            "suffix: this model's vocabulary has no fill-in-the-middle tokens; leave it out, or serve a code model "
+            "that was trained for it.",
+            param="suffix",
+            code="not_available",
+        )
+    made: list[TextPrompt | np.ndarray] = []
+    for prompt in prompts:
+        if not isinstance(prompt, TextPrompt):
+            raise BadRequest("suffix needs prompts that are texts, not token ids.", param="suffix")
+        made.append(TextPrompt(known.prompt(prompt.text, suffix), prompt.add_special_tokens))
+    ends = known.stop_ids(front.tokenizer.token_to_id)
+    return made, msgspec.structs.replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *ends))
 
 
 def check_stream(body: CommonFields) -> None:
