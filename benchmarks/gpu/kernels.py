@@ -305,8 +305,8 @@ def moe_layers(sweep: bool) -> None:
             note = f"best {sorted(found)[:4]} {sorted(f for f in found if f[0])[:4]}"
         elif sweep and tokens in (8, 64, 256, 1024, 4096):
             found = []
-            for rows, columns, depth, stages, warps in itertools.product(
-                (16, 32, 64, 128), (32, 64, 128, 256), (64, 128, 256), (3, 4), (4, 8)
+            for rows, columns, depth, stages, warps, tiled in itertools.product(
+                (16, 32, 64, 128), (32, 64, 128, 256), (64, 128, 256), (3, 4), (4, 8), (False, True)
             ):
                 mean = tokens * top_k / count
                 if (
@@ -319,7 +319,9 @@ def moe_layers(sweep: bool) -> None:
                     continue
                 if (rows + 2 * columns) * depth * 2 * stages > 200e3 or rows * columns > 128 * 128:
                     continue
-                tile = experts.GroupedShape(rows, columns, depth, stages, warps)
+                if tiled and rows < 64:
+                    continue
+                tile = experts.GroupedShape(rows, columns, depth, stages, warps, tiled)
                 ours = attempt(
                     lambda t=tile: replay_us(
                         [
@@ -329,7 +331,7 @@ def moe_layers(sweep: bool) -> None:
                         replays=3,
                     )
                 )
-                found.append((round(ours, 1), rows, columns, depth, stages, warps))
+                found.append((round(ours, 1), rows, columns, depth, stages, warps, tiled))
             note = f"best {sorted(found)[:4]}"
         line(f"moe batch {tokens} ({used:.0f} experts)", us, floor, note)
 

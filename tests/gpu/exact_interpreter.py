@@ -1,6 +1,7 @@
 """Makes Triton's interpreter right for narrow floats: it halves a value whose rounding to eight bits carries into the
 exponent (127 becomes 64), and multiplies the bits of bfloat16 as integers (seen in 3.6 and 3.9). Conversions go through
-torch instead, and bfloat16 products through float32. For tests alone.
+torch instead, and bfloat16 products through float32; masks made of a number and a block become booleans, which its
+loads insist on. For tests alone.
 """
 
 from __future__ import annotations
@@ -51,5 +52,18 @@ def install() -> None:
     def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
         return dot(self, wide(a), wide(b), d, *rest)
 
+    def boolean(handle: Any) -> Any:
+        return interpreter.TensorHandle(handle.data.astype(bool), handle.dtype)
+
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def create_masked_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        return load(self, pointers, boolean(mask), *rest)
+
+    def create_masked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        return store(self, pointers, value, boolean(mask), *rest)
+
     interpreter._convert_float = convert
     builder.create_dot = create_dot
+    builder.create_masked_load = create_masked_load
+    builder.create_masked_store = create_masked_store

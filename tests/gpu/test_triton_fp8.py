@@ -9,7 +9,7 @@ import gpu_reference as ref
 import pytest
 import torch
 
-from ceiba.kernels.triton.moe import moe, moe_small, rounds_activations
+from ceiba.kernels.triton.moe import GroupedShape, moe, moe_small, rounds_activations
 from ceiba.kernels.triton.quantize import norm_quantize, quantize, silu_mul_quantize
 from ceiba.kernels.triton.route import route
 from ceiba.kernels.triton.scaled import BlocksShape, matmul_blocks, matmul_rows
@@ -149,6 +149,9 @@ def test_experts(experts: int, dim: int, inner: int, top_k: int, tokens: int, ki
     # Three roundings: of x, on both sides of the gate, and of what the gate lets through.
     bound = 1.5 * ROUNDED_BOUND if rounded else ref.BF16_BOUND
     out = moe(x, gate_up.values, down.values, ids, weights, residual, scales=scales)
+    assert ref.error(out, expected + residual.double()) < bound
+    tile = GroupedShape(64, 128, 128, 3, 4, copies=True)
+    out = moe(x, gate_up.values, down.values, ids, weights, residual, shapes=(tile, tile), scales=scales)
     assert ref.error(out, expected + residual.double()) < bound
     if tokens <= 4:
         out = moe_small(x, gate_up.values, down.values, ids, weights, scales=scales)

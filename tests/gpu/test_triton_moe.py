@@ -74,5 +74,5 @@ def test_moe(experts: int, dim: int, inner: int, top_k: int, tokens: int) -> Non
     assert ref.error(out, expected + residual.double()) < ref.BF16_BOUND
     if tokens <= 8:
         assert ref.error(moe_small(x, gate_up, down, ids, weights), expected) < ref.BF16_BOUND
-    tile = GroupedShape(64, 64, 64, 3, 4)
-    assert ref.error(moe(x, gate_up, down, ids, weights, shapes=(tile, tile)), expected) < ref.BF16_BOUND
+    for tile in (GroupedShape(64, 64, 64, 3, 4), GroupedShape(64, 64, 64, 3, 4, copies=True)):
+        assert ref.error(moe(x, gate_up, down, ids, weights, shapes=(tile, tile)), expected) < ref.BF16_BOUND

@@ -41,6 +41,11 @@ def pdl_options(device: torch.device) -> dict[str, bool]:
     return {"PDL": False}
 
 
+def can_copy(device: torch.device) -> bool:
+    """Whether the device has an engine that copies tiles (Hopper and later)."""
+    return device.type == "cuda" and _device_facts(device.index or 0)[1]
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least ``n``."""
     return 1 << max(0, n - 1).bit_length()

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ceiba.kernels.triton.activation import silu
 from ceiba.kernels.triton.launch import (
+    can_copy,
     divide_up,
     pdl_options,
     power_of_two,
@@ -340,6 +342,7 @@ def _grouped_matmul(
     WEIGHTED: tl.constexpr,
     SCALE: tl.constexpr,
     ROUNDED: tl.constexpr,
+    COPIES: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -359,14 +362,24 @@ def _grouped_matmul(
         block_at = scale_at + (tl.program_id(0) * BN // 128) * w_scale_stride
         block_u_at = scale_at + ((N + tl.program_id(0) * BN) // 128) * w_scale_stride
         if SILU:
+            acc_u = tl.zeros((BM, BN), tl.float32)
+        if COPIES:
+            # Weights are one matrix of all experts' rows; a tile lies within one expert, since BN divides N.
+            w_row = (expert * (2 if SILU else 1) * N + tl.program_id(0) * BN).to(tl.int32)
+        elif SILU:
             w_at = w_ptr + expert * 2 * N * K + n_read[None, :] * K + k[:, None]
             u_at = w_at + N.to(tl.int64) * K
-            acc_u = tl.zeros((BM, BN), tl.float32)
         else:
             w_at = w_ptr + expert * N * K + n_read[None, :] * K + k[:, None]
         acc = tl.zeros((BM, BN), tl.float32)
         for start in tl.range(0, K, BK, num_stages=STAGES):
-            if K % BK == 0:
+            if COPIES:
+                # Columns past the end are zeros of the copy, so whatever x holds there does not count.
+                x = tl.load(x_at + start, mask=(start + k < K)[None, :], other=0.0)
+                w = tl.trans(w_ptr.load([w_row, start]))
+                if SILU:
+                    u = tl.trans(w_ptr.load([w_row + N, start]))
+            elif K % BK == 0:
                 x = tl.load(x_at + start)
                 w = tl.load(w_at + start)
                 if SILU:
@@ -424,6 +437,8 @@ class GroupedShape:
     depth: int
     stages: int
     warps: int
+    copies: bool = False
+    """Whether the copy engine fetches the weights' tiles, where it can (Hopper, columns that divide the matrix)."""
 
 
 def rounds_activations(pairs: int, num_experts: int) -> bool:
@@ -549,10 +564,15 @@ def _launch_grouped(
     out_scales = unused if out.scales is None else out.scales
     k = values.shape[1]
     depth = min(tile.depth, power_of_two(k), 128 if w.scales is not None else tile.depth)
+    copies = tile.copies and can_copy(values.device) and n % tile.columns == 0 and k * w.values.itemsize % 16 == 0
+    w_argument: object = w.values
+    if copies:
+        experts, rows, _ = w.values.shape
+        w_argument = TensorDescriptor(w.values, [experts * rows, k], [k, 1], [tile.columns, depth])
     _grouped_matmul[(divide_up(n, tile.columns), order.experts.shape[0])](
         values,
         x_scales,
-        w.values,
+        w_argument,
         w_scales,
         out.values,
         out_scales,
@@ -575,6 +595,7 @@ def _launch_grouped(
         WEIGHTED=not paired,
         SCALE=scale_kind(w.scales, 3),
         ROUNDED=x.scales is not None,
+        COPIES=copies,
         STAGES=tile.stages,
         num_warps=tile.warps,
         **pdl_options(values.device),
