@@ -41,6 +41,8 @@ class Victim(Protocol):
 
 
 V = TypeVar("V", bound=Victim)
+_Entry = tuple[tuple[int, ...], int, int, V]
+"""Key, ticket, tokens, node."""
 
 
 class EvictionPolicy(Protocol):
@@ -52,8 +54,24 @@ class EvictionPolicy(Protocol):
     def yields(self, node: Victim) -> int:
         """How many tokens of the node's end may go at this key; the rest is looked at again under its new one."""
 
+    @property
+    def protected_percent(self) -> int:
+        """How much of what can leave may be protected; beyond that the first of the protected ones leaves."""
 
-class _Whole:
+    def protects(self, node: Victim) -> bool:
+        """Whether the node leaves after all that are not protected. Never becomes false again."""
+
+
+class _OneSegment:
+    """Policies that protect nothing."""
+
+    protected_percent = 100
+
+    def protects(self, node: Victim) -> bool:
+        return False
+
+
+class _Whole(_OneSegment):
     """Policies that take a node as one piece."""
 
     def yields(self, node: Victim) -> int:
@@ -82,16 +100,22 @@ class SLRU(_Whole):
     """Segmented LRU (Karedla, Love and Wherry 1994): what was never reused goes before what was, each least recently
     used first. One long read of new documents then cannot flush the prefixes that keep coming back.
 
-    ``protected_hits``: reuses from which a prefix belongs to the protected segment, which has no size limit here.
+    ``protected_hits``: reuses from which a prefix belongs to the protected segment. ``protected_percent``: how much of
+    the tokens that can leave this segment may hold. Beyond that its own least recently used leave, so that prefixes
+    which were popular once do not take the room in which new ones wait for their first reuse.
     """
 
     name = "slru"
 
-    def __init__(self, protected_hits: int = 1) -> None:
+    def __init__(self, protected_hits: int = 1, protected_percent: int = 80) -> None:
         self.protected_hits = protected_hits
+        self.protected_percent = protected_percent
 
     def key(self, node: Victim) -> tuple[int, ...]:
-        return (node.hits >= self.protected_hits, node.last_access)
+        return (node.last_access,)
+
+    def protects(self, node: Victim) -> bool:
+        return node.hits >= self.protected_hits
 
 
 class Priority(_Whole):
@@ -103,7 +127,7 @@ class Priority(_Whole):
         return (node.priority, node.last_access)
 
 
-class TLRU:
+class TLRU(_OneSegment):
     """Tail-optimized LRU (Zhang, Li, Moallemi and Peng, arXiv 2510.15152): first what no slow first token depends on.
 
     A conversation of L tokens whose next prompt adds about Q computes L + Q - kept tokens next time. While that is at
@@ -133,7 +157,10 @@ class TLRU:
 
 POLICIES: dict[str, type[EvictionPolicy]] = {"lru": LRU, "lfu": LFU, "slru": SLRU, "priority": Priority, "tlru": TLRU}
 
-OPTIONS: dict[str, tuple[str, ...]] = {"slru": ("protected_hits",), "tlru": ("threshold", "next_prompt")}
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "slru": ("protected_hits", "protected_percent"),
+    "tlru": ("threshold", "next_prompt"),
+}
 """Policy -> what ``--radix-eviction-policy-config`` may set, whole numbers from 0 up."""
 
 
@@ -154,42 +181,56 @@ def make_policy(name: str, options: Mapping[str, object] | None = None) -> Evict
 
 
 class EvictionQueue(Generic[V]):
-    """Evictable leaves in the policy's order."""
+    """Evictable leaves in the policy's order, the protected ones apart."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
-        self._heap: list[tuple[tuple[int, ...], int, V]] = []
+        self._heaps: tuple[list[_Entry[V]], list[_Entry[V]]] = ([], [])
+        """Not protected, protected."""
+        self._tokens = [0, 0]
+        """Of the entries, as they were pushed."""
         self._ticket = 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._heaps[0]) + len(self._heaps[1])
 
     def push(self, node: V) -> None:
         """Offer an evictable leaf. Does nothing for a node that has an entry: its key is refreshed when it surfaces."""
         if not node.queued:
             node.queued = True
-            self._push(self.policy.key(node), node)
+            self._push(node)
 
     def pop(self) -> V | None:
         """Take the best victim out of the queue, or None when no node can be evicted."""
-        while self._heap:
-            key, _, node = heapq.heappop(self._heap)
+        while len(self):
+            segment = self._next()
+            key, _, size, node = heapq.heappop(self._heaps[segment])
+            self._tokens[segment] -= size
             if not node.evictable:
                 node.queued = False
                 continue
-            current = self.policy.key(node)
-            if current != key:
-                self._push(current, node)
+            if self.policy.protects(node) != segment or self.policy.key(node) != key:
+                self._push(node)
                 continue
             node.queued = False
             return node
         return None
 
     def clear(self) -> None:
-        for _, _, node in self._heap:
-            node.queued = False
-        self._heap.clear()
+        for heap in self._heaps:
+            for *_, node in heap:
+                node.queued = False
+            heap.clear()
+        self._tokens = [0, 0]
 
-    def _push(self, key: tuple[int, ...], node: V) -> None:
+    def _next(self) -> int:
+        """The segment whose first entry leaves next."""
+        if not (self._heaps[0] and self._heaps[1]):
+            return int(not self._heaps[0])
+        return int(100 * self._tokens[1] > self.policy.protected_percent * sum(self._tokens))
+
+    def _push(self, node: V) -> None:
         self._ticket += 1  # nodes do not compare: the ticket breaks ties, oldest first
-        heapq.heappush(self._heap, (key, self._ticket, node))
+        segment = int(self.policy.protects(node))
+        heapq.heappush(self._heaps[segment], (self.policy.key(node), self._ticket, len(node), node))
+        self._tokens[segment] += len(node)

@@ -15,7 +15,7 @@ PRIORITY_POLICIES: Final = ("fcfs", "lof", "priority")
 """Policies that priorities go with."""
 EVICTION_POLICIES: Final = ("lru", "lfu", "slru", "priority", "tlru")
 EVICTION_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "slru": ("protected_hits",),
+    "slru": ("protected_hits", "protected_percent"),
     "tlru": ("threshold", "next_prompt"),
 }
 """Eviction policy -> what --radix-eviction-policy-config may set."""

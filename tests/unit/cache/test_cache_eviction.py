@@ -16,6 +16,9 @@ class Leaf:
     queued: bool = False
     evictable: bool = True
 
+    def __len__(self):
+        return 1
+
 
 def test_order_follows_access_at_the_time_of_eviction():
     queue = EvictionQueue(LRU())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ceiba.cache.base import FULL
-from ceiba.cache.eviction import POLICIES, make_policy
+from ceiba.cache.eviction import POLICIES, EvictionQueue, make_policy
 from ceiba.cache.keys import CacheKey
 from ceiba.cache.radix import RadixCache
 
@@ -69,6 +69,18 @@ class Naive:
         return {path for path, rank in ranks.items() if rank == worst}
 
 
+class Leaf:
+    """An evictable leaf by its statistics alone."""
+
+    evictable, queued, priority, start, reach = True, False, 0, 0, 0
+
+    def __init__(self, size, hits, last_access):
+        self.size, self.hits, self.last_access = size, hits, last_access
+
+    def __len__(self):
+        return self.size
+
+
 def held(cache):
     """Every cached path of the tree."""
     found = set()
@@ -86,7 +98,7 @@ def held(cache):
 @pytest.mark.parametrize("seed", range(6))
 def test_token_by_token_it_evicts_what_the_naive_model_would(name, seed):
     rng = np.random.default_rng((seed, len(name)))
-    options = TLRU if name == "tlru" else None
+    options = {"tlru": TLRU, "slru": {"protected_percent": 100}}.get(name)
     cache, model = RadixCache(policy=make_policy(name, options)), Naive(name)
     slot = 0
     for _ in range(120):
@@ -137,6 +149,60 @@ def test_slru_keeps_hot_prefixes_through_a_flood_of_documents_and_lru_does_not()
             cache.evict(max(0, cache.evictable - 200))
         kept[name] = cache.match(hot).length
     assert kept == {"lru": 0, "slru": 50, "lfu": 50}
+
+
+def hits_of_new_prefixes(percent):
+    """A pool of 100 tokens full of prefixes that were reused once, long ago; then 60 new ones of 5 tokens, each of them
+    asked for again when three more have come. How often is one found?"""
+    cache = RadixCache(policy=make_policy("slru", {"protected_percent": percent}))
+    free, found = 100, 0
+
+    def use(name):
+        nonlocal free
+        key = CacheKey("", np.arange(5, dtype=np.int32) + 100 * name)
+        match = cache.match(key)
+        cache.unlock(cache.lock(match, hit=True))
+        if match.length < 5:
+            free += len(cache.evict(5 - match.length - free)[FULL]) if free < 5 - match.length else 0
+            free -= 5 - match.length
+            cache.insert(key, {FULL: np.arange(5, dtype=np.int32)})
+        return match.length == 5
+
+    for name in range(20):
+        use(name)
+        assert use(name)
+    for name in range(100, 160):
+        use(name)
+        if name >= 103:
+            found += use(name - 3)
+    return found
+
+
+def test_slru_leaves_new_prefixes_room_to_come_back():
+    assert hits_of_new_prefixes(100) == 0  # what was reused once fills the pool, and nothing new survives
+    assert hits_of_new_prefixes(80) == 57
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("percent", [0, 50, 80])
+def test_slru_takes_a_protected_victim_only_where_its_segment_is_too_large_or_alone(seed, percent):
+    rng = np.random.default_rng(seed)
+    policy = make_policy("slru", {"protected_percent": percent})
+    queue = EvictionQueue(policy)
+    leaves = [Leaf(int(rng.integers(1, 9)), int(rng.integers(0, 3)), i) for i in range(60)]
+    for leaf in leaves:
+        queue.push(leaf)
+    left = set(leaves)
+    while left:
+        sizes = [sum(len(leaf) for leaf in left if (leaf.hits > 0) == side) for side in (False, True)]
+        first = [min((leaf.last_access for leaf in left if (leaf.hits > 0) == side), default=None) for side in (0, 1)]
+        victim = queue.pop()
+        too_large = sizes[1] * 100 > percent * sum(sizes)
+        assert (victim.hits > 0) == (first[0] is None or (too_large and first[1] is not None))
+        assert victim.last_access == first[victim.hits > 0]
+        left.remove(victim)
+    assert queue.pop() is None
+    assert len(queue) == 0
 
 
 def test_tlru_trims_the_ends_of_conversations_before_it_drops_a_long_one():

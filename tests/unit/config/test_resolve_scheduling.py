@@ -86,7 +86,7 @@ def test_eviction_options_are_checked():
     assert found.eviction_options == {"threshold": 64}
     for name, options, message in (
         ("lru", {"threshold": 64}, "lru has no option 'threshold'; it has none"),
-        ("slru", {"x": 1}, "it has protected_hits"),
+        ("slru", {"x": 1}, "it has protected_hits and protected_percent"),
         ("slru", {"protected_hits": -1}, "whole number"),
         ("slru", [1], "expected a JSON object"),
     ):
