@@ -231,7 +231,7 @@ class Admission:
                 due = due or first is not self.partial
                 promised += prompt + future - own  # those behind it must not take what it needs next round
                 continue
-            alone = self.rows.num_used == 0
+            alone = self.rows.num_used == 0 and not held  # nobody runs, nor is anybody ahead about to
             if prompt + future > room and not alone:
                 break
             while alone and (short := prompt + match.unlocked - self.leases.available) > 0:

@@ -20,8 +20,8 @@ class Tiers(RuleBasedStateMachine):
     @initialize(
         seed=st.integers(0, 2**32 - 1),
         page=st.sampled_from([1, 2, 4]),
-        pool=st.sampled_from([48, 64, 100]),
-        host=st.sampled_from([24, 80, 400]),
+        pool=st.sampled_from([44, 52, 64, 100]),
+        host=st.sampled_from([24, 80, 400, 400]),
         policy=st.sampled_from(POLICIES),
         prefetch=st.sampled_from(["best_effort", "wait_complete", "timeout"]),
         eviction=st.sampled_from(["lru", "lfu", "slru", "priority", "tlru"]),
@@ -54,6 +54,10 @@ class Tiers(RuleBasedStateMachine):
 
         self.random = random.Random(seed)
         self.shared = {} if stored else None
+        if stored:  # what an earlier server has left
+            earlier = make_tier_world(pool=64, host=400, context=40, page=page, storage=self.shared)
+            for family in range(4):
+                earlier.serve(f"before{family}", prompt(family, 34))
         self.world = make_tier_world(
             pool=pool,
             host=host,
@@ -81,25 +85,39 @@ class Tiers(RuleBasedStateMachine):
         return (base[:shared] + prompt(1000 + tail, 40))[:length]
 
     @rule(
-        family=st.integers(0, 3), shared=st.integers(0, 36), length=st.integers(1, 34), tail=st.integers(0, 3),
+        family=st.integers(0, 3), shared=st.sampled_from([10, 22, 34, 34]), length=st.integers(8, 34),
+        tail=st.integers(0, 2),
         new=st.integers(1, 6), namespace=st.sampled_from(["", "", "b"]), pin=st.sampled_from(["", "", "", "p"]),
     )  # fmt: skip
     def ask(self, family, shared, length, tail, new, namespace, pin):
         self.count += 1
         ids = self._prompt(family, shared, length, tail)
         self.world.ask(f"r{self.count}", ids, max_new_tokens=new, ignore_eos=True, namespace=namespace, pin=pin)
+        self._rounds(4)
 
-    @rule(times=st.integers(1, 6))
-    def step(self, times):
+    def _rounds(self, times):
         for _ in range(times):
             self.world.now[0] += 0.01
             self.world.step()
 
-    @rule(copies=st.integers(0, 3), pages=st.integers(0, 3))
-    def tick(self, copies, pages):
-        self.world.tiers.tick(copies, pages)
+    @rule(times=st.integers(1, 12))
+    def step(self, times):
+        self._rounds(times)
 
-    @rule(seconds=st.sampled_from([0.5, 2.0, 40.0]))
+    @rule(copies=st.integers(0, 8), pages=st.integers(0, 8), times=st.integers(1, 3))
+    def tick(self, copies, pages, times):
+        for _ in range(times):
+            self.world.tiers.tick(copies, pages)
+            self._rounds(1)
+
+    @rule(rounds=st.integers(1, 8))
+    def flow(self, rounds):
+        """As it is mostly: copies are quick."""
+        for _ in range(rounds):
+            self.world.tiers.tick(20, 20)
+            self._rounds(1)
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 2.0, 40.0]))
     def wait(self, seconds):
         self.world.now[0] += seconds
 
@@ -109,6 +127,12 @@ class Tiers(RuleBasedStateMachine):
         if self.count - back > 0:
             self.aborted.add(rid)
             self.world.abort(rid)
+
+    @rule()
+    def flush(self):
+        """Works when nothing runs or waits; storage and answers do not mind."""
+        self._rounds(8)
+        self.world.control("flush_cache")
 
     @rule()
     def spoil(self):

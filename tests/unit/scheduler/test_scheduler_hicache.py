@@ -200,6 +200,19 @@ def test_running_requests_take_back_what_waiting_ones_hold():
     world.check("waits")
 
 
+def test_requests_that_do_not_fit_together_do_not_take_each_others_restores_for_ever():
+    """Nothing runs and each of several needs nearly the whole pool: the first in line gets it, the others wait."""
+    world = make_tier_world(pool=44, host=400, context=44, rows=4)
+    for i in range(4):
+        world.serve(f"a{i}", prompt(i, 34))
+    for i in range(4):
+        world.ask(f"b{i}", prompt(i, 34), max_new_tokens=6, ignore_eos=True)
+    world.finish(rounds=200)
+    for i in range(4):
+        world.check(f"b{i}")
+        assert world.answer(f"b{i}").usages[-1].cached_by_tier["host"] > 0
+
+
 def test_few_tokens_are_not_worth_a_restore():
     gate = CostGate()
     assert gate.threshold == UNMEASURED
