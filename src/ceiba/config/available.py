@@ -32,12 +32,12 @@ POOLING_ARCHITECTURES: Final = tuple(
     f"{family}{head}" for family in ("Bert", "Roberta", "XLMRoberta") for head in ("Model", "ForSequenceClassification")
 )
 """Models that give numbers instead of text."""
-QUANTIZATIONS: Final = ("gguf",)
-"""How a checkpoint's weights may be packed."""
+QUANTIZATIONS: Final = ("gguf", "fp8")
+"""How a checkpoint's weights may be packed; fp8 is also what --quantization makes of plain weights, both on CUDA."""
 ONLINE_QUANTIZATIONS: Final = ("int8", "int4")
 """What --quantization makes of plain weights while it loads them, on a CPU with the compiled kernels."""
 EIGHT_BIT_KV: Final = ("fp8_e4m3", "fp8_e5m2", "int8")
-"""Types of the KV cache that a CPU has."""
+"""Eight-bit types of the KV cache: all on a CPU, floats on CUDA."""
 KV_CACHE_DTYPES: Final = ("auto", "bf16", "bfloat16", *EIGHT_BIT_KV)
 SAMPLING_BACKENDS: Final = ("pytorch",)
 GRAMMAR_BACKENDS: Final = ("xgrammar", "llguidance", "outlines", "none")

@@ -197,19 +197,42 @@ def _model(work: _Work, path: str, name: str | None, dtype: Dtype, context: int)
 def kv_cache_dtype(work: _Work, dtype: Dtype) -> str:
     """--kv-cache-dtype, with auto decided; what the eight-bit types cost is said in the log."""
     asked = work.flags.get("kv_cache_dtype")
-    if asked in EIGHT_BIT_KV and not work.on_cpu:
-        refuse("--kv-cache-dtype", f"--kv-cache-dtype {asked}: only on a CPU, for now. Instead: auto or bf16.")
+    if asked == "int8" and not work.on_cpu:
+        refuse("--kv-cache-dtype", "--kv-cache-dtype int8: only on a CPU. Instead: fp8_e4m3, auto or bf16.")
+    if asked in EIGHT_BIT_KV and not work.on_cpu and (why := eight_bit_obstacle(work.device)):
+        refuse("--kv-cache-dtype", f"--kv-cache-dtype {asked}: {why}. Instead: auto or bf16.")
     if asked in FP8_MAX:
+        closer = "; int8 takes 4 bytes more for each head and is closer" if work.on_cpu else ""
         work.notes.append(
-            f"KV cache {asked} at scale 1.0, uncalibrated: values past {FP8_MAX[asked]} saturate; int8 takes 4 bytes "
-            "more for each head and is closer."
+            f"KV cache {asked} at scale 1.0, uncalibrated: values past {FP8_MAX[asked]} saturate{closer}."
         )
     return {"auto": str(dtype), "bf16": "bfloat16"}.get(asked, asked)
 
 
+def eight_bit_obstacle(device: DeviceFacts) -> str | None:
+    """Why a device has no kernels for eight-bit floats; None where it has."""
+    if device.kind != "cuda":
+        return f"products and caches in eight-bit floats are built for CUDA, not for {device.kind}"
+    if device.capability < (8, 9):
+        major, minor = device.capability
+        return f"it needs compute capability 8.9, and {device.name or 'this GPU'} has {major}.{minor}"
+    return None
+
+
 def quantization(work: _Work) -> str | None:
-    """How the weights are held: as the checkpoint has them, or quantized while they are loaded (int8, int4)."""
+    """How the weights are held: as the checkpoint has them, or quantized while they are loaded (fp8, int8, int4)."""
     asked, model = work.flags.get("quantization"), work.model
+    if "fp8" in {asked, model.quantized} and asked in {None, "fp8"}:
+        why = eight_bit_obstacle(work.device)
+        if model.quantized not in {None, "fp8"}:
+            why = f"the weights are quantized already ({model.quantized})"
+        elif not model.is_generation:
+            why = f"{model.architecture} is an encoder, which stays as it is"
+        if why and asked:
+            refuse("--quantization", f"--quantization fp8: {why}. Instead: leave it out; on a CPU there is int8.")
+        if why:
+            refuse("--quantization", f"The checkpoint's weights are FP8: {why}. Instead: the model's plain weights.")
+        return "fp8"
     if asked in ONLINE_QUANTIZATIONS:
         why = None
         if model.quantized is not None:

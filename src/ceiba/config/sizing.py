@@ -88,9 +88,12 @@ ONLINE_BITS: Final = {"int8": 8.5, "int4": 5.0}
 
 def weight_bytes(model: ModelFacts, dtype: str, packed: bool, online: str | None = None) -> int:
     """Bytes of the weights in memory. ``packed``: quantized ones stay as stored; else all are held in ``dtype``, or in
-    blocks where ``online`` quantizes them (embedding and head then take eight bits)."""
+    blocks where ``online`` quantizes them (embedding and head then take eight bits); with ``fp8`` embedding and head
+    stay in ``dtype``."""
+    tokens = min(2 * model.vocab_size * model.hidden_size, model.num_params)
+    if online == "fp8":
+        return tokens * DTYPE_BYTES[dtype] + model.num_params - tokens
     if online in ONLINE_BITS:
-        tokens = min(2 * model.vocab_size * model.hidden_size, model.num_params)
         rest = (model.num_params - tokens) * ONLINE_BITS[online]
         return int(tokens * ONLINE_BITS["int8"] + rest) // 8
     if model.quantized and packed:

@@ -147,10 +147,43 @@ def test_refusals(flags: dict[str, Any], message: str) -> None:
 def test_a_quantization_that_is_not_the_files_is_refused() -> None:
     with pytest.raises(ConfigError, match="weights are plain"):
         build({"--quantization": "gguf"}, model=QWEN3_8B, device=gpu(79.6))
-    with pytest.raises(ConfigError, match="packed as fp8"):
-        build({}, model=msgspec.structs.replace(QWEN3_8B, quantized="fp8"), device=gpu(79.6))
+    with pytest.raises(ConfigError, match="packed as awq"):
+        build({}, model=msgspec.structs.replace(QWEN3_8B, quantized="awq"), device=gpu(79.6))
     with pytest.raises(ConfigError, match=r"not available yet\. Instead: BertModel"):
         build({}, model=msgspec.structs.replace(SMOLLM2, is_generation=False))
+
+
+def test_eight_bit_floats_are_for_cuda() -> None:
+    fp8, line = msgspec.structs.replace(QWEN3_8B, quantized="fp8"), {"--quantization": "fp8"}
+    plain = build({}, model=QWEN3_8B, device=gpu(79.6))
+    for flags, model in ((line, QWEN3_8B), ({}, fp8), (line, fp8)):
+        found = build(flags, model=model, device=gpu(79.6))
+        assert found.model.quantization == "fp8"
+        assert found.model.dtype == "bfloat16"
+        # Half the bytes of all but embedding and head are free for the cache.
+        saved = QWEN3_8B.num_params - 2 * QWEN3_8B.vocab_size * QWEN3_8B.hidden_size
+        gained = found.scheduler.max_total_tokens - plain.scheduler.max_total_tokens
+        assert gained * QWEN3_8B.kv_bytes_per_token(2) == pytest.approx(saved, rel=0.05)
+    for flags, model, device, message in (
+        (line, QWEN3_8B, gpu(79.6, (8, 0)), "needs compute capability 8.9.* has 8.0"),
+        (line, QWEN3_8B, cpu(64), "built for CUDA, not for cpu"),
+        ({}, fp8, cpu(64), "The checkpoint's weights are FP8.*built for CUDA"),
+        (line, SMOLLM2, gpu(79.6), "quantized already .gguf."),
+        ({"--quantization": "gguf"}, fp8, gpu(79.6), "the weights are fp8"),
+        ({"--kv-cache-dtype": "fp8_e5m2"}, QWEN3_8B, gpu(79.6, (8, 0)), "needs compute capability 8.9"),
+        ({"--kv-cache-dtype": "int8"}, QWEN3_8B, gpu(79.6), "int8: only on a CPU"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build(flags, model=model, device=device)
+
+
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2"])
+def test_an_eight_bit_cache_holds_twice_as_much_and_says_what_it_costs(kind: str) -> None:
+    plain = build({}, model=QWEN3_8B, device=gpu(79.6))
+    found = build({"--kv-cache-dtype": kind}, model=QWEN3_8B, device=gpu(79.6))
+    assert found.runner.kv_cache_dtype == kind
+    assert found.scheduler.max_total_tokens > 1.8 * plain.scheduler.max_total_tokens
+    assert any(f"KV cache {kind} at scale 1.0" in note for note in found.notes)
 
 
 def test_gpu_memory_utilization_says_how_the_meanings_differ() -> None:

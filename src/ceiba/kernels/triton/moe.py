@@ -453,7 +453,7 @@ def grouped_shapes(
     (docs/benchmarks.md), but for eight-bit weights (``scaled``), whose tiles are chosen by arithmetic: a step of 128
     columns for their scales, and for rounded input 128 columns of output, which are a group."""
     mean = pairs / num_experts
-    if scaled and itemsize <= 2:
+    if scaled:
         if not rounds_activations(pairs, num_experts):
             rows = 16 if mean <= 8 else 32
             return GroupedShape(rows, 64, 128, 4, 4), GroupedShape(rows, 64, 128, 4, 4)
@@ -558,6 +558,8 @@ def _launch_grouped(
 ) -> None:
     """``paired``: the gate-up product with its activation; else the down product, times the routing weights."""
     values, n = x.values, out.values.shape[1]
+    if out.scales is not None and tile.columns != GROUP:
+        raise ValueError(f"a product that rounds its output writes {GROUP} columns a tile, not {tile.columns}")
     unused = values
     x_scales = unused if x.scales is None else x.scales
     w_scales = unused if w.scales is None else w.scales
