@@ -95,13 +95,16 @@ class Writer:
             return self._until(end)
         return f"{self._node(content)} {self.literal(end)}"
 
-    def _until(self, end: str) -> str:
-        """Any text up to the first ``end``, and that."""
+    def _until(self, end: str, text: str = "TEXT") -> str:
+        """Any text (or one that fits the terminal ``text``) up to the first ``end``, and that."""
         pieces = self._pieces(end)
         if pieces and isinstance(pieces[0], str):
-            head = self._rule(f"TEXT {json.dumps(pieces[0], ensure_ascii=False)}", "[lazy]")
+            words = f"{text or 'TEXT'} {json.dumps(pieces[0], ensure_ascii=False)}"
+            if text not in {"", "TEXT"}:
+                words = self._terminal(words)  # an intersection cannot be joined in place
+            head = self._rule(words, "[lazy]")
             return " ".join([head, *(self._piece(p) for p in pieces[1:])])
-        return f"TEXT {self.literal(end)}"
+        return f"{text or 'TEXT'} {self.literal(end)}"
 
     def _bounded(self, node: tags.Until) -> str:
         pieces = self._pieces(node.end)
@@ -132,7 +135,8 @@ class Writer:
         return whole if node.at_least_one else f"({whole})?"
 
     def _triggered(self, node: tags.Triggered) -> str:
-        options = []
+        options, first = [], []
+        text = self._terminal(f"{_TEXT} & ~/({_slashes(node.never)}){_ANY}/") if node.never else ""
         for trigger in node.triggers:
             bodies = [
                 f"{self.literal(tag.begin.removeprefix(trigger))} {self._body(tag.content, tag.end)}"
@@ -140,8 +144,13 @@ class Writer:
                 if tag.begin.startswith(trigger)
             ]
             if bodies:
-                options.append(f"{self._until(trigger)} ({' | '.join(bodies)})")
+                body = self._rule(" | ".join(bodies))
+                options.append(f"{self._until(trigger)} {body}")
+                first.append(f"{self._until(trigger, text)} {body}")
         tag = self._rule(" | ".join(options))
+        if text:
+            once, more = self._rule(" | ".join(first)), "" if node.stop_after_first else f" ({tag})* TEXT"
+            return self._rule(f"{once}{more}" if node.at_least_one else f"{once}{more} | {text}")
         if node.stop_after_first:
             return self._rule(tag if node.at_least_one else f"{tag} | TEXT")
         return self._rule(f"{tag} ({tag})* TEXT" if node.at_least_one else f"({tag})* TEXT")

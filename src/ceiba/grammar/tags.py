@@ -8,7 +8,7 @@ own language.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -74,6 +74,8 @@ class Triggered:
     tags: tuple[Tag, ...]
     at_least_one: bool = False
     stop_after_first: bool = False
+    never: str = ""
+    """An expression for what the text may not begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +171,27 @@ def _ours(value: dict[str, Any]) -> Node:
     if value.get("required"):
         return Sequence((Text(begin), calls, Text(end)))
     if begin:
-        return Triggered((begin,), (Tag(begin, calls, end),), stop_after_first=once)
-    return _triggered(tuple(value.get("triggers", ())), tags, "#", stop_after_first=once)
+        free = Triggered((begin,), (Tag(begin, calls, end),), stop_after_first=once)
+    else:
+        free = _triggered(tuple(value.get("triggers", ())), tags, "#", stop_after_first=once)
+    bare = value.get("bare")
+    if not isinstance(bare, dict):
+        return free
+    start = _text(bare, "start", "#/bare")
+    check_regex(start, "#/bare")
+    firsts, others = [], []
+    for i, tag in enumerate(_list(bare, "tags", "#/bare")):
+        path = pointer("#/bare/tags", i)
+        content = _node(tag.get("content"), pointer(path, "content"), 1)
+        # The beginning is one expression, so that it and the free text part at the same character.
+        head, more, close = (Regex(_text(tag, key, path)) for key in ("begin", "more", "end"))
+        firsts.append(Sequence((head, content, close)))
+        others.append(Sequence((more, content, close)))
+    parts: list[Node] = [Either(tuple(firsts))]
+    if not once:
+        parts.append(Repeat(Either(tuple(others)), 0, None))
+    called = Sequence((*parts, Text(_text(bare, "end", "#/bare", ""))))
+    return Either((called, replace(free, never=start)))
 
 
 def _numbered(tags: tuple[Tag, ...], separator: str, once: bool) -> Node:

@@ -263,7 +263,7 @@ def _shape_or_calls(chat: Chat, tool: ToolFormat, names: dict[str, str]) -> Samp
 def _mark_notation(chat: Chat, found: dict[str, Any]) -> None:
     """Say of arguments that are not written as JSON whether a schema that cannot be held there is let go: the tool is
     named in a refusal otherwise."""
-    for tag in found["tags"]:
+    for tag in [*found["tags"], *found.get("bare", {}).get("tags", ())]:
         if tag["content"]["type"] != "json":
             function = next(t["function"] for t in chat.tools if t["function"]["name"] == tag["name"])
             tag["content"]["tool"] = tag["name"]

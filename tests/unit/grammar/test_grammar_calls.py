@@ -262,3 +262,37 @@ def test_unions_and_references_at_the_top() -> None:
                 assert text is None or check(name, offered(["open"]), text)
     finally:
         del TOOLS["open"]
+
+
+BARE = [
+    ("qwen25", '{"name": "weather", "arguments": {"city": "', '{"name": "weather", "arguments": {"town'),
+    ("qwen25", '```json\n{\n  "name": "weather",\n  "arguments": {\n "city": "', '```json\n{"name": "wet'),
+    ("llama3", '{"name": "weather", "parameters": {"city": "', '{"type": "function", "function": {"name": "weather'),
+    ("pythonic", '[weather(city="', "[weather(town="),
+    ("lfm2", '[weather(city="', "[ weather(town="),
+]
+
+
+@pytest.mark.parametrize(("name", "good", "bad"), BARE)
+def test_a_strict_tool_called_bare_is_held_too(name: str, good: str, bad: str) -> None:
+    """Some families' calls may stand at the start of an answer without a marker: a grammar must know them as well."""
+    tools = offered(["weather"], strict=True)
+    found = tool_parser(name, tools).constraint("auto")
+    assert found is not None
+    prepared, vocabulary, tree = compiled(found)
+    assert not Walk(prepared.state(), vocabulary, tree, 0).write(bad)
+    read = 0
+    for seed in range(6):
+        walk = Walk(prepared.state(), vocabulary, tree, seed)
+        assert walk.write(good)
+        text = walk.run()
+        if text is not None:
+            read += check(name, tools, text, content=None)
+    assert read
+    for answer in (
+        '{"answer": [1, 2]}',
+        "[1, 2] is a list",
+        "It rains: [weather] in {Oslo}.",
+        "```python\nx = {}\n```",
+    ):
+        assert Walk(prepared.state(), vocabulary, tree, 0).write(answer)

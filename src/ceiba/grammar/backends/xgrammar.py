@@ -78,7 +78,7 @@ def takes(constraint: Constraint, spacing: Spacing, vocabulary: Vocabulary) -> b
         if any(name in text for text in tags.texts(tree) for name in vocabulary.special):
             return False  # a control token is a token, not its spelling
         parts = list(tags.nodes(tree))
-        if any(isinstance(node, tags.Until | tags.Repeat) for node in parts):
+        if any(isinstance(node, tags.Until | tags.Repeat) or getattr(node, "never", "") for node in parts):
             return False  # it knows no text without a mark
         objects = [node.schema for node in parts if isinstance(node, tags.Json)]
         free = spacing.allowed and spacing.pattern is None and spacing.most is None

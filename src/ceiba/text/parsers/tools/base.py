@@ -68,6 +68,18 @@ class ToolFormat:
     single: bool = False
     """Whether an answer can hold one call only."""
 
+    bare_start: str = ""
+    bare_end: str = ""
+    """What ends bare calls."""
+    """An expression for the beginnings of answers that `bare` may take for a call, up to where that is clear."""
+    opened: tuple[str, str] = ("", "")
+    """What stands around calls that an opener announces, where ``section`` and ``frame`` are the bare form."""
+
+    def bare_frames(self, name: str) -> list[tuple[str, str, str]]:
+        """The forms of a bare call: expressions for what stands before the arguments of the first call, before those of
+        a further one, and after them."""
+        return []
+
     def frame(self, name: str) -> tuple[str, str]:
         """What stands before and after the arguments of a call of ``name``."""
         raise NotImplementedError
@@ -85,6 +97,9 @@ class ToolFormat:
         ``none``, a tool's name, or OpenAI's named form. Keys of the answer: ``begin`` and ``end`` (around all calls),
         ``separator``, ``triggers`` (where free text turns into a call), ``required`` (no free text, at least one
         call), ``parallel`` (more than one call) and ``tags``, each with ``name``, ``begin``, ``content``, ``end``.
+        Where calls may stand bare at the start of an answer, ``bare``: ``start`` (an expression for what begins so),
+        ``end`` and ``tags`` of such calls, whose ``begin``, ``more`` (``begin`` of a further call) and ``end`` are
+        expressions: models space them in many ways.
         ``content`` is ``{"type": "json", "schema"}``, or names the family's notation and how to write it
         (``elements``, ``tree``, ``pythonic``, ``gemma``). Of ``begin``, ``{index}`` and ``{index0}`` stand for the
         number of the call, from 1 and from 0; of an element's ``open``, ``{key}``, ``{type}`` (a JSON type) and
@@ -105,25 +120,31 @@ class ToolFormat:
         firm = {n: required or strict or self.tools.strict(n) for n in names}
         if not any(firm.values()):
             return None
-        tags: list[dict[str, Any]] = []
-        begins: list[str] = []
-        for name in names:
-            begin, end = self.frame(name)
-            schema = self.tools.schema(name) if firm[name] else {"type": "object"}
-            begins.append(begin)
-            tags.append({"name": name, "begin": begin, "content": self.body(schema), "end": end})
-        opened = self.section[0]
-        triggers = [opened] if opened else _triggers(begins, self.openers)
-        return {
+        contents = {n: self.body(self.tools.schema(n) if firm[n] else {"type": "object"}) for n in names}
+
+        def tag(name: str, frame: tuple[str, str]) -> dict[str, Any]:
+            return {"name": name, "begin": frame[0], "content": contents[name], "end": frame[1]}
+
+        tags = [tag(name, self.frame(name)) for name in names]
+        section = self.opened if self.opened[0] and not required else self.section
+        found: dict[str, Any] = {
             "type": "tags",
-            "begin": opened,
-            "end": self.section[1],
+            "begin": section[0],
+            "end": section[1],
             "separator": self.separator,
-            "triggers": triggers,
+            "triggers": [section[0]] if section[0] else _triggers([t["begin"] for t in tags], self.openers),
             "required": required,
             "parallel": parallel and not self.single and named in {"auto", "required"},
             "tags": tags,
         }
+        if self.bare_start and not required:
+            bare = [
+                {"name": name, "begin": begin, "more": more, "content": contents[name], "end": end}
+                for name in names
+                for begin, more, end in self.bare_frames(name)
+            ]
+            found["bare"] = {"start": self.bare_start, "end": self.bare_end, "tags": bare}
+        return found
 
 
 def _named(choice: str | Mapping[str, Any]) -> str:

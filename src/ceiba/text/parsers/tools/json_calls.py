@@ -14,7 +14,13 @@ from ceiba.text.parsers.literals import JSON, Literals, load
 from ceiba.text.parsers.source import Cut, Malformed, Source, Wait, markers
 from ceiba.text.parsers.tools.base import Calls, ToolFormat
 
+_GAP = r"[ \t\n\r]{0,20}"
 _NAME = re.compile(r"[\w.\-:/]*")
+
+
+def _key_pattern(name: str, arguments: str) -> str:
+    """An expression for the beginning of a call's object, up to the arguments."""
+    return rf'\{{{_GAP}"name"{_GAP}:{_GAP}"{re.escape(name)}"{_GAP},{_GAP}"{arguments}"{_GAP}:{_GAP}'
 
 
 class JsonCalls(ToolFormat):
@@ -128,6 +134,13 @@ class Qwen25(Hermes):
     That counts at the start of the answer only, and only as an object of name and arguments, the name an offered
     tool's.
     """
+
+    bare_start = rf"{_GAP}(```(json)?{_GAP})?\{{{_GAP}\"(name|arguments)\""
+
+    def bare_frames(self, name: str) -> list[tuple[str, str, str]]:
+        key, over = _key_pattern(name, "arguments"), rf"{_GAP}\}}"
+        fenced = f"```json{_GAP}{key}"
+        return [(_GAP + key, _GAP + key, over), (_GAP + fenced, _GAP + fenced, f"{over}{_GAP}```")]
 
     def bare(self, source: Source) -> Wait[bool]:
         return bool((yield from source.ahead(("{", "```json", "```\n"))))
@@ -243,6 +256,12 @@ class Llama3(JsonCalls):
     between = ";"
     known_only = True
     separator = "; "
+    opened = ("<|python_tag|>", "")
+    bare_start = rf"{_GAP}\{{{_GAP}\"(name|type|function|parameters|arguments)\""
+
+    def bare_frames(self, name: str) -> list[tuple[str, str, str]]:
+        key = _key_pattern(name, "parameters")
+        return [(_GAP + key, f"{_GAP};{_GAP}{key}", rf"{_GAP}\}}")]
 
     def bare(self, source: Source) -> Wait[bool]:
         return (yield from source.ahead(("{",))) == "{"

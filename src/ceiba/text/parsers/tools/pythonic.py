@@ -36,6 +36,16 @@ class Pythonic(ToolFormat):
     closer = ""
     section = ("[", "]")
     separator = ", "
+    opened = ("<|python_start|>[", "]<|python_end|>")
+    bare_end = "]"
+
+    @property
+    def bare_start(self) -> str:  # type: ignore[override]
+        return rf"\s*\[\s*({'|'.join(map(re.escape, self.tools.names))})\s*\("
+
+    def bare_frames(self, name: str) -> list[tuple[str, str, str]]:
+        head = rf"[ \n]{{0,9}}{re.escape(name)}[ ]?\([ \n]{{0,9}}"
+        return [(rf"\s{{0,9}}\[{head}", f"[ ]?,{head}", r"[ \n]{0,9}\)")]
 
     def bare(self, source: Source) -> Wait[bool]:
         """Looks for the bracket and the name of an offered tool; a list in an answer begins otherwise."""
@@ -95,6 +105,7 @@ class Lfm2(Pythonic):
     closer = "<|tool_call_end|>"
     inner = ("<|tool_call_end|>",)
     section = ("<|tool_call_start|>[", "]<|tool_call_end|>")
+    opened = section
     trim = True
 
     def region(self, source: Source, opener: str, calls: Calls) -> Wait[None]:
