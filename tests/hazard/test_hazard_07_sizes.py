@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from ceiba.core import limits
+from ceiba.core.errors import BadRequest
 from support.fake_engine import ThinkingTemplate
 from support.front_world import make_world
 
@@ -47,6 +48,21 @@ async def test_many_tokens_are_counted_and_listed():
         answer = (await world.client.post("/tokenize", json={"prompt": texts})).json()
         assert answer["count"] == [200] * 1000
         assert answer["tokens"][-1] == list(b"ab" * 100)
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**70), {"deep": [10**40]}])
+async def test_numbers_in_free_form_json_may_have_any_size(value):
+    async with make_world() as world:
+        deliver = world.engine.to_scheduler
+
+        def encoded(message):
+            msgspec.msgpack.encode(message)
+            deliver(message)
+
+        world.engine.to_scheduler = encoded
+        with pytest.raises(BadRequest, match="64 bits"):
+            await world.front.control("attach", {"config": value})
+        assert not world.front._controls
 
 
 @pytest.mark.parametrize("value", [2**63, 2**64, 2**200, -(2**63), -(2**70)])

@@ -262,6 +262,8 @@ class Front:
         try:
             self._port.to_scheduler(Control(id=number, op=op, args=args or {}))
             reply = await asyncio.wait_for(future, seconds)
+        except OverflowError:  # from a client's free-form JSON; messages carry 64 bits
+            raise BadRequest(f"{op}: a number in the request does not fit 64 bits.") from None
         except TimeoutError:
             raise Unavailable(f"the scheduler did not answer {op} in {seconds:g} s", code="engine_timeout") from None
         finally:
