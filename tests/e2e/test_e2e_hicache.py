@@ -11,6 +11,7 @@ import random
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -215,5 +216,24 @@ def test_deterministic_inference_gives_the_same_bits_cold_and_from_every_tier(tm
         stored, tiers = ask(ids(0))
         assert tiers["storage"] == (LENGTH - 1) // PAGE * PAGE
         assert cold == host == stored
+    finally:
+        server.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+def test_many_at_once_get_what_each_gets_alone(policy):
+    """Restores, backups and evictions while others compute: with a fixed order of summation the ids must be equal."""
+    server = LiveServer(*flags("--enable-deterministic-inference", "--hicache-write-policy", policy))
+    server.start()
+    try:
+        prompts = [ids(i)[:100] for i in range(10)]
+        cold = [generate(server, prompt)[0] for prompt in prompts]
+        with ThreadPoolExecutor(10) as pool:
+            for _ in range(2):
+                served = list(pool.map(lambda prompt: generate(server, prompt), prompts))
+                assert [answer for answer, _ in served] == cold
+                assert sum(tiers.get("host", 0) for _, tiers in served) > 300
+        assert server.post("/flush_cache").status_code == 200
     finally:
         server.stop()

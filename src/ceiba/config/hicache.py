@@ -25,6 +25,11 @@ _DESTS: Final = (
     "hicache_storage_prefetch_policy", "hicache_storage_backend_extra_config",
     "hicache_storage_prefetch_retry_poll_interval", "hicache_storage_prefetch_retry_max_attempts",
 )  # fmt: skip
+PACKAGES: Final = {
+    "mooncake": "pip install 'ceiba[mooncake]' (it needs Debian's libibverbs1 and librdmacm1)",
+    "nixl": "pip install --no-deps nixl nixl-cu12 (or nixl-cu13)",
+}
+"""Storage -> how its package, of the same name, is installed."""
 _KNOBS: Final[dict[str, tuple[float, float]]] = {
     "prefetch_threshold": (1, 2**31 - 1),
     "prefetch_timeout_base": (0, 30),
@@ -77,7 +82,7 @@ def storage_options(backend: str | None, given: object, folder: Path) -> Storage
 
 
 def hicache(
-    flags: Flags, room: HostRoom, *, cached: bool, generates: bool, folder: Path
+    flags: Flags, room: HostRoom, *, cached: bool, generates: bool, folder: Path, packages: tuple[str, ...] = ()
 ) -> tuple[HiCacheConfig | None, list[str]]:
     """(configuration or None where it is off, lines for the log). Raises ConfigError for what cannot work together."""
     if not flags.get("enable_hierarchical_cache"):
@@ -100,6 +105,11 @@ def hicache(
     given = flags.get("hicache_storage_backend_extra_config")
     if given is not None and backend is None:
         refuse(EXTRA, f"{EXTRA} changes nothing without --hicache-storage-backend: give both.")
+    if backend in PACKAGES and backend not in packages:
+        refuse(
+            "--hicache-storage-backend",
+            f"--hicache-storage-backend {backend}: the package is not installed. Instead: {PACKAGES[backend]}.",
+        )
     storage = storage_options(backend, given, folder)
     asked = storage.knobs.get("page_tokens", STORAGE_PAGE)
     storage_page = -(-int(asked) // page) * page

@@ -42,8 +42,8 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
     "encoder": ("a separate encoder needs multimodal models, which are not built", "serve a text model"),
     "experts": ("mixture-of-experts models are not built", "serve a dense model"),
     "external_cache": (
-        "an external KV store is not built",
-        "the prefix cache of this process is on; --max-total-tokens enlarges it",
+        "an external KV store in place of the prefix cache is not built",
+        "--enable-hierarchical-cache with --hicache-storage-backend puts one below it",
     ),
     "graphs": (
         "this choice of CUDA graphs is not built",

@@ -559,8 +559,14 @@ def _hicache(work: _Work, memory: _Memory, cached: bool) -> HiCacheConfig | None
     """The tiers below the device; on a CPU the pool itself lies in host memory, so they share what is free."""
     taken = memory.weights + memory.tokens * memory.kv_bytes if work.on_cpu else 0
     room = HostRoom(work.device.host_free_bytes - taken, memory.kv_bytes, memory.tokens)
-    generates = work.model.is_generation
-    found, notes = hicache(work.flags, room, cached=cached, generates=generates, folder=work.env.cache_dir / "hicache")
+    found, notes = hicache(
+        work.flags,
+        room,
+        cached=cached,
+        generates=work.model.is_generation,
+        folder=work.env.cache_dir / "hicache",
+        packages=work.device.packages,
+    )
     work.notes += notes
     return found
 

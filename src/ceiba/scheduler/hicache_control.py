@@ -6,6 +6,7 @@ Owns their arguments and answers. Attaching and clearing take as long as the sto
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def status(tiers: HiCache) -> dict[str, object]:
         "writable": found.writable,
         "backlog_bytes": found.backlog,
         "busy": tiers.busy,
+        "restore_threshold": None if math.isinf(tiers.cost.threshold) else tiers.cost.threshold,
         "page_tokens": tiers.io.info.storage_page,
         "detail": dict(found.detail),
         "host": {"total_tokens": tiers.cache.host.total, "used_tokens": tiers.cache.host_used},

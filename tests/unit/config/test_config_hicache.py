@@ -109,3 +109,12 @@ def test_the_extra_configuration_is_taken_apart():
 def test_values_that_do_not_work_say_what_they_need(flag, value, text):
     with pytest.raises(ConfigError, match=text):
         made(**{flag: value})
+
+
+def test_a_storage_whose_package_is_missing_is_refused_before_anything_is_loaded():
+    for backend in ("mooncake", "nixl"):
+        with pytest.raises(ConfigError, match="not installed"):
+            made(hicache_storage_backend=backend)
+    given = flags_from_kwargs(enable_hierarchical_cache=True, hicache_storage_backend="mooncake")
+    found, _ = hicache(given, ROOM, cached=True, generates=True, folder=Path("/kv"), packages=("mooncake",))
+    assert found.storage_backend == "mooncake"

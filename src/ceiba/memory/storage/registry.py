@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, cast
 
+from ceiba.config.hicache import PACKAGES
 from ceiba.core.errors import ConfigError
 from ceiba.memory.storage.base import PageStore, StoreError
 from ceiba.memory.storage.pages import identity_digest
@@ -30,10 +31,6 @@ OPTIONS: Final[dict[str, dict[str, tuple[type, ...]]]] = {
     },
 }
 """Store -> its options and their types. ``dynamic`` takes any beside its own two."""
-PACKAGES: Final = {
-    "mooncake": ("mooncake", "pip install mooncake-transfer-engine-non-cuda (with Debian's libibverbs1 librdmacm1)"),
-    "nixl": ("nixl", "pip install --no-deps nixl nixl-cu12 (or nixl-cu13)"),
-}
 
 
 def check(backend: str, options: Mapping[str, Any]) -> None:
@@ -60,9 +57,8 @@ def check(backend: str, options: Mapping[str, Any]) -> None:
             raise ConfigError(f'{FLAG} {backend} needs a folder: {EXTRA} \'{{"path": "/var/kv"}}\'.', param=EXTRA)
         if options.get("max_gb", DEFAULT_GB) <= 0:
             raise ConfigError(f"{EXTRA}: max_gb of {backend} must be more than 0.", param=EXTRA)
-    package = PACKAGES.get(backend)
-    if package is not None and find_spec(package[0]) is None:
-        raise ConfigError(f"{FLAG} {backend}: the package is not installed. Instead: {package[1]}.", param=FLAG)
+    if backend in PACKAGES and find_spec(backend) is None:
+        raise ConfigError(f"{FLAG} {backend}: the package is not installed. Instead: {PACKAGES[backend]}.", param=FLAG)
 
 
 def open_store(backend: str, options: Mapping[str, Any], identity: Mapping[str, Any]) -> PageStore:
