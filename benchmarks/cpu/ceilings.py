@@ -4,7 +4,7 @@
 
 Machines that are shared wander by a factor of two within minutes, so every figure of the CPU benchmarks stands beside
 the ceilings of its own minute. ``read_gb_s`` sums 512 MiB of float32; ``fp32_gflops`` and ``bf16_gflops`` are torch's
-products of two 1536 × 1536 matrices. Medians of five.
+products of two 1024 × 1024 matrices. Medians of five.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 READ_BYTES = 512 << 20
-SIDE = 1536
+SIDE = 1024
 
 
 def median(work: Callable[[], Any], repeat: int = 5) -> float:

