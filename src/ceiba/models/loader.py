@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 import zlib
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -104,6 +105,7 @@ def fill_from(checkpoint: Checkpoint, model: Decoder) -> None:
 
 def fill_dummy(model: Decoder) -> None:
     """Random weights, the same for the same model on the same kind of device, whatever the number of layers before."""
+    import_module("torch._prims.rng_prims")  # a generator needs it, and a lean import of torch leaves it out
     seen: set[int] = set()
     for name, slot in model.slots().items():
         if id(slot.target) in seen:

@@ -35,6 +35,25 @@ def test_torch_works_and_the_rest_can_still_be_imported() -> None:
     assert rest == ["True True", "(5, 3)"]
 
 
+DUMMY = """
+from ceiba.launch.torch_import import import_torch
+import_torch()
+import types, torch
+from ceiba.models.loader import fill_dummy
+filled = []
+target = types.SimpleNamespace(fill=lambda generator: filled.append(torch.rand(2, generator=generator)))
+rotary = types.SimpleNamespace(table=torch.zeros(1))
+fill_dummy(types.SimpleNamespace(rotary=rotary, slots=lambda: {"a": types.SimpleNamespace(target=target)}))
+print(len(filled))
+"""
+
+
+def test_dummy_weights_still_have_their_generator() -> None:
+    done = subprocess.run([sys.executable, "-c", DUMMY], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1"]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
