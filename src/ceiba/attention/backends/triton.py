@@ -12,7 +12,15 @@ import torch
 
 from ceiba.attention.base import AttentionBatch, AttentionLayer, Capabilities
 from ceiba.attention.shared_prefix import MAX_PARTS, SharedPlan, plan_shared
-from ceiba.kernels.triton.decode import ITEM_FIELDS, DecodeWorkspace, decode, shared_parts, shared_tile
+from ceiba.kernels.triton.decode import (
+    ITEM_FIELDS,
+    DecodeWorkspace,
+    NewTokens,
+    decode,
+    decode_new,
+    shared_parts,
+    shared_tile,
+)
 from ceiba.kernels.triton.gather import write_kv
 from ceiba.kernels.triton.launch import num_multiprocessors, power_of_two
 from ceiba.kernels.triton.prefill import GATHER_TOKENS, plan_tiles, prefill, prefill_shape
@@ -31,6 +39,9 @@ CAPABILITIES = Capabilities(
     shared_prefix=True,
     cuda_graph=True,
 )
+FUSE_NEW_TOKENS = False
+"""Whether decode steps without shared prefixes norm, rotate and write inside attention: a launch a layer less. Not yet
+measured (``benchmarks/gpu/step.py --fused``), so off."""
 STAGING_BUFFERS = 3
 """Host buffers in rotation: a step's copy may still be under way while the next steps are planned."""
 
@@ -238,6 +249,39 @@ class TritonAttention:
         if q.shape[0] > tokens:
             self._decode(q[tokens:], layer, shape, k_pool, v_pool, sinks, out[tokens:])
         return out
+
+    @property
+    def fuses(self) -> bool:
+        return FUSE_NEW_TOKENS and not self._prefill_tokens and not any(self._sharing.values())
+
+    def run_new(
+        self,
+        qkv: Tensor,
+        rotations: tuple[Tensor, Tensor],
+        norms: tuple[Tensor | None, Tensor | None],
+        eps: float,
+        dtype: torch.dtype,
+        layer: AttentionLayer,
+        pool: KVPool,
+    ) -> Tensor:
+        """See ``attention.base.FusingBackend``."""
+        batch = self._batch
+        k_pool, v_pool = pool.k[layer.index], pool.v[layer.index]
+        shape = (layer.num_heads, layer.num_kv_heads)
+        return decode_new(
+            NewTokens(qkv, *rotations, batch.slots, *norms, eps),
+            layer.num_heads,
+            k_pool,
+            v_pool,
+            batch.slot_table,
+            batch.rows_device,
+            batch.kv_lens_device,
+            self._workspace(qkv.shape[-2], shape, v_pool.shape[2], qkv.device),
+            layer.scale,
+            dtype,
+            layer.window,
+            layer.softcap,
+        )
 
     def _decode(
         self,

@@ -5,6 +5,10 @@ partial softmaxes. Segments whose first slots are the same ones may read them on
 against one stretch of slots, merged exactly with each segment's own part. Grids depend on tensor shapes and on splits
 chosen by the caller, never on lengths, which are read on the device: launches can be captured in a graph.
 
+``decode_new`` takes the raw projection of the new tokens instead of queries: each block norms and rotates what it
+needs, and the one that holds a segment's end adds the new key and value and writes them to their slots, so that one
+launch does the work of two.
+
 Logits are kept in base 2. Knows slots and rows as numbers, nothing of requests or prefix trees.
 """
 
@@ -90,6 +94,46 @@ def _attend_slots(
 
 
 @triton.jit
+def _sum_parts(at, mask, part_stride, PARTS: tl.constexpr):
+    x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(at + part * part_stride, mask=mask, other=0.0).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _rotated(
+    at,
+    live,
+    weight_ptr,
+    cos_sin_at,
+    part_stride,
+    eps,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    PARTS: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    """Heads at the pointers ``at`` [H, 1] of a raw projection, normed where NORM and rotated: float32 [H, BD]."""
+    half: tl.constexpr = D // 2
+    d = tl.arange(0, BD)
+    inside = d < D
+    first = d < half
+    pair = tl.where(first, d + half, d - half)
+    angle = tl.where(first, d, d - half)
+    cos = tl.load(cos_sin_at + angle, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.load(cos_sin_at + half + angle, mask=inside, other=0.0).to(tl.float32)
+    mask = live[:, None] & inside[None, :]
+    x = _sum_parts(at + d[None, :], mask, part_stride, PARTS)
+    y = _sum_parts(at + pair[None, :], mask, part_stride, PARTS)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)
+        x *= scale[:, None] * tl.load(weight_ptr + d, mask=inside, other=0.0).to(tl.float32)[None, :]
+        y *= scale[:, None] * tl.load(weight_ptr + pair, mask=inside, other=0.0).to(tl.float32)[None, :]
+    return x * cos[None, :] + tl.where(first, -1.0, 1.0)[None, :] * y * sin[None, :]
+
+
+@triton.jit
 def _merge(
     out_ptr,
     part_ptr,
@@ -156,12 +200,19 @@ def _decode(
     part_ptr,
     lse_ptr,
     counter_ptr,
+    cos_sin_ptr,
+    positions_ptr,
+    slots_ptr,
+    q_weight_ptr,
+    k_weight_ptr,
     q_stride,
+    part_stride,
     pool_stride,
     table_stride,
     batch,
     scale,
     softcap,
+    eps,
     G: tl.constexpr,
     GP: tl.constexpr,
     HP: tl.constexpr,
@@ -179,6 +230,9 @@ def _decode(
     SINKS: tl.constexpr,
     STAGES: tl.constexpr,
     LINES: tl.constexpr,
+    NEW: tl.constexpr,
+    PARTS: tl.constexpr,
+    QK_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     segment = tl.program_id(0).to(tl.int64)
@@ -215,11 +269,36 @@ def _decode(
             prefetch_to_l2(k_ptr + kv_head * D + slots[:, None] * pool_stride + line[None, :])
             prefetch_to_l2(v_ptr + kv_head * DV + slots[:, None] * (pool_stride // D * DV) + line[None, :])
         wait_for_predecessor(PDL)
-        q_mask = live[:, None] & (d < D)[None, :]
-        q = tl.load(q_ptr + segment * q_stride + heads[:, None] * D + d[None, :], mask=q_mask, other=0.0)
         acc = tl.zeros((GP, BDV), tl.float32)
         m = tl.full((GP,), -float("inf"), tl.float32)
         total = tl.zeros((GP,), tl.float32)
+        q_at = q_ptr + segment * q_stride
+        end = length
+        if NEW:
+            end = length - 1
+            turn = cos_sin_ptr + tl.load(positions_ptr + segment).to(tl.int64) * D
+            at_heads = q_at + heads[:, None] * D
+            q = _rotated(at_heads, live, q_weight_ptr, turn, part_stride, eps, D, BD, PARTS, QK_NORM)
+            q = q.to(out_ptr.dtype.element_ty)
+            if (split == used - 1) & (length > 0):
+                one = tl.arange(0, 1)
+                at_key = q_at + (HKV * G + kv_head + one)[:, None] * D
+                k = _rotated(at_key, one == 0, k_weight_ptr, turn, part_stride, eps, D, BD, PARTS, QK_NORM)
+                at_value = q_at + (HKV * G + HKV + kv_head + one)[:, None] * D + dv[None, :]
+                v = _sum_parts(at_value, (dv < DV)[None, :], part_stride, PARTS)
+                # What later steps will read from the slot is what this one attends to.
+                k = k.to(k_ptr.dtype.element_ty)
+                v = v.to(v_ptr.dtype.element_ty)
+                slot = tl.load(slots_ptr + segment).to(tl.int64)
+                tl.store(k_ptr + slot * pool_stride + kv_head * D + d[None, :], k, mask=(d < D)[None, :])
+                v_slot = v_ptr + slot * (pool_stride // D * DV) + kv_head * DV
+                tl.store(v_slot + dv[None, :], v, mask=(dv < DV)[None, :])
+                m = _cap(tl.sum(q.to(tl.float32) * k.to(tl.float32), axis=1) * scale, softcap, SOFTCAP)
+                total += 1.0
+                acc += v.to(tl.float32)
+        else:
+            q_mask = live[:, None] & (d < D)[None, :]
+            q = tl.load(q_at + heads[:, None] * D + d[None, :], mask=q_mask, other=0.0)
         acc, m, total = _attend_slots(
             q,
             acc,
@@ -230,7 +309,7 @@ def _decode(
             v_ptr + kv_head * DV,
             pool_stride,
             first,
-            tl.minimum(first + per_split * BN, length),
+            tl.minimum(first + per_split * BN, end),
             lowest,
             scale,
             softcap,
@@ -497,19 +576,86 @@ def decode(
     gives no value. After ``shared_parts``: own_starts int32 [B], the first position that no shared part covered, and
     shared_counts int32 [B], parts of each segment, at most ``max_shared_parts``. Returns [B, heads, DV].
     """
-    batch, num_heads, dim = q.shape
-    kv_heads, v_dim = k_pool.shape[1], v_pool.shape[2]
-    group = num_heads // kv_heads
+    batch, num_heads, _ = q.shape
     if out is None:
-        out = torch.empty(batch, num_heads, v_dim, dtype=q.dtype, device=q.device)
+        out = torch.empty(batch, num_heads, v_pool.shape[2], dtype=q.dtype, device=q.device)
+    lens = rows, kv_lens
+    shared = (own_starts, shared_counts, max_shared_parts)
+    _launch(q, None, k_pool, v_pool, slot_table, lens, workspace, scale, window, softcap, sinks, shared, out)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """What ``decode_new`` makes queries, keys and values of; fields as the arguments of ``qkv_norm_rope_write``."""
+
+    qkv: torch.Tensor
+    """[B, (heads + 2·kv_heads)·D], or float32 [P, B, ...] partial sums"""
+    cos_sin: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    q_weight: torch.Tensor | None = None
+    k_weight: torch.Tensor | None = None
+    eps: float = 1e-6
+
+
+def decode_new(
+    new: NewTokens,
+    num_heads: int,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_table: torch.Tensor,
+    rows: torch.Tensor,
+    kv_lens: torch.Tensor,
+    workspace: DecodeWorkspace,
+    scale: float,
+    dtype: torch.dtype,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``qkv_norm_rope_write`` and ``decode`` of its queries in one launch, without shared prefixes; keys and values
+    have the same head dimension, all of it rotated. A segment of length 0 gives zeros and writes nothing. Returns
+    [B, heads, D] in ``dtype``.
+    """
+    batch, dim = new.qkv.shape[-2], k_pool.shape[2]
+    if out is None:
+        out = torch.empty(batch, num_heads, dim, dtype=dtype, device=new.qkv.device)
+    shared = (None, None, 0)
+    lens = rows, kv_lens
+    _launch(new.qkv, new, k_pool, v_pool, slot_table, lens, workspace, scale, window, softcap, sinks, shared, out)
+    return out
+
+
+def _launch(
+    q: torch.Tensor,
+    new: NewTokens | None,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_table: torch.Tensor,
+    lens: tuple[torch.Tensor, torch.Tensor],
+    workspace: DecodeWorkspace,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+    shared: tuple[torch.Tensor | None, torch.Tensor | None, int],
+    out: torch.Tensor,
+) -> None:
+    batch, num_heads, _ = out.shape
+    kv_heads, dim, v_dim = k_pool.shape[1], k_pool.shape[2], v_pool.shape[2]
+    group = num_heads // kv_heads
+    (rows, kv_lens), (own_starts, shared_counts, max_shared_parts) = lens, shared
     if batch == 0:
-        return out
+        return
     splits = choose_splits(batch, kv_heads, num_multiprocessors(q.device))
     parts = max_shared_parts + splits
     if parts * batch * num_heads > workspace.lse.numel() or batch * kv_heads > workspace.counters.numel():
         raise ValueError(f"the decode workspace is too small for a batch of {batch} with {parts} parts; allocate more")
     unused = rows
-    tile = TILE or decode_tile(batch, kv_heads, group, max(dim, v_dim), q.dtype.itemsize)
+    tile = TILE or decode_tile(batch, kv_heads, group, max(dim, v_dim), out.dtype.itemsize)
+    parts_in = q.shape[0] if q.dim() == 3 and new is not None else 1
     block, stages, warps = tile
     _decode[(batch, kv_heads, splits)](
         q,
@@ -525,12 +671,19 @@ def decode(
         workspace.parts,
         workspace.lse,
         workspace.counters,
+        unused if new is None else new.cos_sin,
+        unused if new is None else new.positions,
+        unused if new is None else new.slots,
+        q if new is None or new.q_weight is None else new.q_weight,
+        q if new is None or new.k_weight is None else new.k_weight,
+        q.stride(0) if new is None else q.stride(-2),
         q.stride(0),
         k_pool.stride(0),
         slot_table.stride(0),
         batch,
         scale * LOG2E,
         softcap * LOG2E,
+        0.0 if new is None else new.eps,
         G=group,
         GP=max(16, power_of_two(group)),
         HP=power_of_two(group),
@@ -548,7 +701,9 @@ def decode(
         SOFTCAP=softcap > 0.0,
         SINKS=sinks is not None,
         STAGES=stages,
+        NEW=new is not None,
+        PARTS=parts_in,
+        QK_NORM=new is not None and new.q_weight is not None,
         num_warps=warps,
         **pdl_options(q.device),
     )
-    return out
