@@ -136,7 +136,7 @@ class TieredCache(RadixCache):
         self.adrift: list[HostCopy] = []
         """Dead copies whose slots an operation still uses."""
         self.touched: deque[TierNode] = deque()
-        """Nodes that were inserted or hit since the caller last looked."""
+        """Nodes that were inserted or hit since the caller last looked; of a hit path the last one."""
         self.host_dropped_tokens = 0
         """Tokens that left the host, and those that found no room there."""
         self.backup_dropped_tokens = 0
@@ -168,12 +168,8 @@ class TieredCache(RadixCache):
 
     def lock(self, match: Match, *, hit: bool = False) -> Node | None:
         node = super().lock(match, hit=hit)
-        if hit:
-            at = node
-            while at is not None and at.parent is not None:
-                assert isinstance(at, TierNode)
-                self.touched.append(at)
-                at = at.parent
+        if hit and isinstance(node, TierNode):
+            self.touched.append(node)
         return node
 
     def insert(self, key: CacheKey, handles: Handles, priority: int = 0) -> Inserted:
@@ -362,6 +358,8 @@ class TieredCache(RadixCache):
             return None
         operation = Operation(Kind.UNPACK, start=start, key=key, slots=self.host.alloc(total // self.page_size))
         begin = len(key) - len(blobs) * page
+        known = (start - begin) // page  # whole pages that somebody else brought meanwhile
+        blobs, begin = blobs[known:], begin + known * page
         skips = [max(0, start - (begin + i * page)) for i in range(len(blobs))]
         cuts = np.cumsum([page - skip for skip in skips])[:-1]
         operation.ticket = self.io.unpack(blobs, np.split(operation.slots, cuts), skips)

@@ -94,6 +94,9 @@ async def explain(body: CachePrompt, front: Front) -> dict[str, Any]:
     facts = await front.control("cache_explain", {"input_ids": ids_to_bytes(ids), "namespace": namespace})
     answer: dict[str, Any] = dict(facts)
     answer["why"] = _why(answer)
+    stored = answer["cached_by_tier"].get("storage", 0)
+    if stored:
+        answer["why"] += f" The storage has {stored} tokens more (--hicache-storage-backend)."
     if "diverges_at" in answer and front.tokenizer is not None:
         parts = [answer["before"], [answer["token"]], answer["after"], *answer["cached_instead"]]
         texts = await front.decode([np.asarray(part, np.int32) for part in parts], False)

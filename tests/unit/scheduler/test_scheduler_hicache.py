@@ -360,6 +360,23 @@ def test_pages_that_find_no_host_room_are_tried_again_and_then_given_up():
     assert counters.prefetch_unfulfilled_tokens == 48
 
 
+def test_pages_that_somebody_else_computed_meanwhile_are_left_out():
+    world = stored_world(hicache={"prefetch_policy": "wait_complete"}, eager=False)
+    world.ask("a", prompt(0, 50), max_new_tokens=1, ignore_eos=True)
+    world.step()
+    world.ask("b", prompt(0, 21), max_new_tokens=1, ignore_eos=True)
+    world.step()
+    world.scheduler.hicache._stop(world.scheduler.hicache._fetches["b"])
+    for _ in range(8):
+        world.step()  # b computes 21 tokens: two of a's pages and a part of the third
+    assert world.answer("b").finish is not None
+    world.tiers.eager = True
+    world.finish()
+    for rid in "ab":
+        world.check(rid)
+    assert world.answer("a").usages[-1].cached_by_tier == {"device": 21, "storage": 27}
+
+
 def test_what_the_device_has_is_not_fetched_again():
     world = stored_world()
     world.serve("a", prompt(0, 50))
