@@ -50,6 +50,17 @@ async def test_many_tokens_are_counted_and_listed():
         assert answer["tokens"][-1] == list(b"ab" * 100)
 
 
+async def test_many_ids_become_texts_and_one_wrong_id_is_found_among_them():
+    async with make_world() as world:
+        tokens = [list(b"ab" * 100)] * 1000
+        answer = (await world.client.post("/detokenize", json={"tokens": tokens})).json()
+        assert answer["text"] == ["ab" * 100] * 1000
+        for wrong in ([True], [[1]], [10**6], [-1]):
+            reply = await world.client.post("/detokenize", json={"tokens": [*tokens, wrong]})
+            assert reply.status_code == 400
+            assert reply.json()["error"]["param"].startswith("tokens")
+
+
 @pytest.mark.parametrize("value", [2**64, -(2**70), {"deep": [10**40]}])
 async def test_numbers_in_free_form_json_may_have_any_size(value):
     async with make_world() as world:

@@ -244,6 +244,13 @@ async def tokenize(body: TokenizeRequest, front: Front) -> dict[str, Any]:
     return answer | ({"text": rendered} if body.return_text and rendered is not None else {})
 
 
+def _id_arrays(tokens: list[list[Any]], vocab_size: int) -> list[np.ndarray]:
+    """Raises BadRequest for entries that are no ids of this model."""
+    if any(type(token) is not int for entry in tokens for token in entry):
+        raise BadRequest("tokens mixes ids and lists: use one form.", param="tokens")
+    return [validate.as_ids(entry, vocab_size, "tokens") for entry in tokens]
+
+
 async def detokenize(body: DetokenizeRequest, front: Front) -> dict[str, Any]:
     tokens: Any = body.tokens
     if not tokens or isinstance(tokens[0], int):
@@ -252,9 +259,10 @@ async def detokenize(body: DetokenizeRequest, front: Front) -> dict[str, Any]:
         raise BadRequest("tokens mixes ids and lists: use one form.", param="tokens")
     if len(tokens) > limits.MAX_BATCH:
         raise BadRequest(f"{len(tokens)} lists; the limit is {limits.MAX_BATCH}.", param="tokens")
-    if any(type(token) is not int for entry in tokens for token in entry):
-        raise BadRequest("tokens mixes ids and lists: use one form.", param="tokens")
-    ids: list[np.ndarray] = [validate.as_ids(entry, front.vocab_size, "tokens") for entry in tokens]
+    if sum(map(len, tokens)) <= INLINE_IDS:
+        ids = _id_arrays(tokens, front.vocab_size)
+    else:
+        ids = await asyncio.to_thread(_id_arrays, tokens, front.vocab_size)
     texts = await front.decode(ids, body.skip_special_tokens)
     one = not body.tokens or isinstance(body.tokens[0], int)
     return {"text": texts[0] if one else texts}
