@@ -6,7 +6,7 @@ Knows layers and attention's contract; never knows files, formats, requests or d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,15 +227,30 @@ class Decoder:
         first = self.blocks[0].layer
         return KVShape(len(self.blocks), first.num_kv_heads, first.head_dim, first.head_dim, dtype)
 
+    @property
+    def kinds(self) -> list[DecoderBlock]:
+        """A block of each kind, twice, since what comes before a block decides how it begins: whatever a forward pass
+        launches, these launch."""
+        found: dict[tuple[bool, int], DecoderBlock] = {}
+        for block in self.blocks:
+            found.setdefault((block.moe is None, block.layer.window), block)
+        return [block for block in found.values() for _ in range(2)]
+
     def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, backend: AttentionBackend, pool: KVPool
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        backend: AttentionBackend,
+        pool: KVPool,
+        blocks: Sequence[DecoderBlock] | None = None,
     ) -> torch.Tensor:
-        """ids int [T], positions int64 [T] → normed hidden states [T, hidden]. ``backend`` has planned the batch."""
+        """ids int [T], positions int64 [T] → normed hidden states [T, hidden]. ``backend`` has planned the batch.
+        ``blocks``: these in place of the model's."""
         rope = self.rotary.at(positions)
         residual = self.embedding.embed(ids)
         delta: torch.Tensor | None = None
         fusing = backend if isinstance(backend, FusingBackend) and backend.fuses else None
-        for block in self.blocks:
+        for block in self.blocks if blocks is None else blocks:
             delta = block.forward(delta, residual, rope, backend, pool, fusing)
         return self.final_norm.add(delta, residual)
 

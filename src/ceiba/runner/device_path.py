@@ -20,7 +20,7 @@ from ceiba.core.step import PrefixGroup, StepPlan, TokenMasks
 from ceiba.kernels.triton.launch import compile_only
 from ceiba.kernels.triton.step import begin_step
 from ceiba.memory.pool import KVPool
-from ceiba.models.decoder import Decoder
+from ceiba.models.decoder import Decoder, DecoderBlock
 from ceiba.runner.device_inputs import DeviceInputs
 from ceiba.runner.device_sampler import DeviceSampled, DeviceSampler
 from ceiba.runner.graphs import StepGraphs, decode_sizes, prefill_sizes
@@ -75,6 +75,8 @@ class DevicePath:
         self.prefills = StepGraphs("prefill", self._prefill, prefills)
         self.inputs = DeviceInputs(self.graphs.maximum, self.prefills.maximum, rows.max_rows, pool.num_slots, device)
         self.sampler = DeviceSampler(rows.max_rows + 1, device)
+        self._blocks: list[DecoderBlock] | None = None
+        """In place of the model's, while kernels are compiled ahead."""
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -94,11 +96,16 @@ class DevicePath:
         with compile_only(min(MOST_COMPILERS, len(os.sched_getaffinity(0)))) as able:
             if not able:
                 return
-            for size in sorted({self.graphs.padded(count) for count in COMPILED_AHEAD} - {0}):
-                for plan in (self._plan_padding, self._plan_shared_padding):
-                    plan(size)
-                    self._decode(size)
-            self._warm_prefills()
+            # A launch takes a millisecond or two while kernels are not ready, so few layers must do.
+            self._blocks = self.model.kinds
+            try:
+                for size in sorted({self.graphs.padded(count) for count in COMPILED_AHEAD} - {0}):
+                    for plan in (self._plan_padding, self._plan_shared_padding):
+                        plan(size)
+                        self._decode(size)
+                self._warm_prefills()
+            finally:
+                self._blocks = None
         log.info("kernels ready in %.2f s", time.monotonic() - begun)
 
     def _warm_prefills(self) -> None:
@@ -181,7 +188,7 @@ class DevicePath:
     def _decode(self, size: int) -> Tensor:
         """The launches of a decode step whose inputs lie at their fixed places."""
         ids = self._begin()
-        hidden = self.model.forward(ids, self.inputs.positions, self.attention, self.pool)
+        hidden = self._forward(ids)
         return self.model.logits(hidden)
 
     def _num_tiles(self, size: int) -> int:
@@ -207,7 +214,7 @@ class DevicePath:
     def _prefill(self, size: int) -> Tensor:
         """The launches of a prefill whose inputs lie at their fixed places, decode segments after it or not: hidden
         states [size + decode, hidden]."""
-        return self.model.forward(self._begin(), self.inputs.positions, self.attention, self.pool)
+        return self._forward(self._begin())
 
     def _logits(self, hidden: Tensor) -> Launched:
         """Of the positions that are sampled."""
@@ -225,8 +232,11 @@ class DevicePath:
         inputs.fill(plan)
         ids = self._begin()
         self.attention.plan(self._batch(plan.rows, plan.starts, plan.lengths, plan.num_prefill, plan.groups))
-        hidden = self.model.forward(ids, inputs.positions, self.attention, self.pool)
+        hidden = self._forward(ids)
         return self._logits(hidden)
+
+    def _forward(self, ids: Tensor) -> Tensor:
+        return self.model.forward(ids, self.inputs.positions, self.attention, self.pool, self._blocks)
 
     def _begin(self) -> Tensor:
         i, rows = self.inputs, self.rows

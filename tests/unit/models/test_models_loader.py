@@ -219,3 +219,12 @@ def test_fill_from_needs_every_slot(saved: Path) -> None:
     model = family(family.describe({**config, "num_hidden_layers": 3}), context(0, 1))
     with pytest.raises(CheckpointError, match="lacks 9 tensors"):
         fill_from(open_checkpoint(str(saved)), model)
+
+
+def test_kinds_of_blocks_stand_for_all(tmp_path: Path) -> None:
+    """A model with dense and sparse layers: one of each, twice; a pass over them is a pass over those blocks."""
+    reference("qwen3-moe-mixed").save_pretrained(tmp_path)
+    model = load(tmp_path)
+    kinds = model.kinds
+    assert [id(block) for block in kinds] == [id(model.blocks[index]) for index in (0, 0, 1, 1)]
+    assert [block.moe is None for block in kinds] == [False, False, True, True]
