@@ -3,6 +3,8 @@ thread or memory grows with them (HAZARDS 7)."""
 
 from __future__ import annotations
 
+import tracemalloc
+
 import msgspec
 import pytest
 
@@ -48,6 +50,32 @@ async def test_many_tokens_are_counted_and_listed():
         answer = (await world.client.post("/tokenize", json={"prompt": texts})).json()
         assert answer["count"] == [200] * 1000
         assert answer["tokens"][-1] == list(b"ab" * 100)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/score", {"query": "q" * 1_000_000, "items": ["i"] * 4096, "label_token_ids": [1]}, "items"),
+        ("/v1/score", {"query": [1] * 500_000, "items": [[2]] * 4096, "label_token_ids": [1]}, "items"),
+        (
+            "/v1/decisions",
+            {"input": "x" * 1_000_000, "questions": [{"type": "predicate", "instructions": "is it?"}] * 400},
+            "input",
+        ),
+    ],
+)
+async def test_what_stands_in_every_prompt_is_counted_in_every_prompt(path, body, param):
+    async with make_world() as world:
+        tracemalloc.start()
+        try:
+            reply = await world.client.post(path, json=body)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == param
+        assert str(limits.MAX_JOINED) in reply.json()["error"]["message"]
+        assert peak < 200 << 20
 
 
 async def test_many_ids_become_texts_and_one_wrong_id_is_found_among_them():

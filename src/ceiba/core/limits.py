@@ -71,6 +71,8 @@ MAX_BATCHES: Final = 64
 MAX_BATCH_RUNNING: Final = 32
 """Requests of one batch that are in the engine at a time."""
 MAX_SCORE_ITEMS: Final = 4096
+MAX_JOINED: Final = 8 << 20
+"""Characters or ids of all prompts of /v1/score or /v1/decisions, which repeat their query or input in each."""
 MAX_QUESTIONS: Final = 400
 """Questions of one /v1/decisions request."""
 MAX_OPTIONS: Final = 255

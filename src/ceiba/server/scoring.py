@@ -127,6 +127,8 @@ async def score(body: ScoreRequest, front: Front, headers: Headers) -> dict[str,
     if not body.label_token_ids:
         raise BadRequest("label_token_ids is empty: give at least one.", param="label_token_ids")
     validate.check_ids(body.label_token_ids, front.vocab_size, "label_token_ids")
+    if isinstance(body.items, list):
+        _check_joined(len(items) * len(body.query) + sum(map(len, items)), "items")
     prompts = [_joined(body, item, front) for item in items]
     spec = LogprobSpec(output=True, token_ids=tuple(body.label_token_ids))
     request = EngineRequest(
@@ -156,6 +158,16 @@ def _joined(body: ScoreRequest, item: Any, front: Front) -> Prompt:
     return validate.as_ids([*item, *body.query] if body.item_first else [*body.query, *item], front.vocab_size, "items")
 
 
+def _check_joined(size: int, name: str) -> None:
+    """Before the prompts are made: a megabyte that stands in thousands of them is gigabytes."""
+    if size > limits.MAX_JOINED:
+        raise BadRequest(
+            f"{name}: all prompts together would have {size} characters or ids; the limit is {limits.MAX_JOINED}: "
+            "split the request.",
+            param=name,
+        )
+
+
 # ── decisions ────────────────────────────────────────────────────────────────
 
 
@@ -180,6 +192,7 @@ async def decide(body: DecisionRequest, front: Front, headers: Headers) -> dict[
     inputs = []
     for entry in asked:
         text = await _render(front, before, entry.text)
+        _check_joined(len(text) * len(asked), "input")
         spec = LogprobSpec(output=True, token_ids=entry.ids)
         inputs.append(Input(TextPrompt(text, add_special_tokens=False), _LOOK, spec))
     request = EngineRequest(
