@@ -49,7 +49,7 @@ def measure(threads: int) -> dict[str, float]:
 def ceilings(threads: int) -> dict[str, float]:
     """``measure`` in a process of its own, so that nothing of it stays behind."""
     command = [sys.executable, str(Path(__file__).resolve()), "--threads", str(threads)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     found: dict[str, float] = json.loads(
         subprocess.run(command, check=True, capture_output=True, env=environment).stdout
     )

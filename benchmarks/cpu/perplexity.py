@@ -6,12 +6,14 @@
 The text is cut into windows of 1,024 tokens, each scored on its own: the server returns the log-probability of every
 prompt token (/generate, ``logprob_start_len`` 0) and its own first choice at each position. The reference reads the
 same file with transformers and gguf, in float32, and meets the same token ids. By default the text is the Wikipedia
-sample inside the exllamav2 package, which is fetched with pip and not kept. Needs transformers and gguf.
+sample inside the exllamav2 package, which is fetched with pip and not kept. Needs transformers, gguf and accelerate,
+without which transformers reads no GGUF file.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import subprocess
@@ -88,11 +90,13 @@ def main() -> int:
     path = Path(resolve_path(args.model))
     text = Path(args.text).read_text() if args.text else fixed_text()
     variants = ["", "--enable-int8-activations"] if args.variant is None else args.variant
+    if importlib.util.find_spec("accelerate") is None:
+        parser.error("transformers reads a GGUF file only with accelerate: pip install accelerate")
     windows: np.ndarray | None = None
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for variant in variants:
         port = free_port()
-        log = BUILD / "logs" / "perplexity.log"
+        log = BUILD / "logs" / f"perplexity-{port}.log"
         with serving(ceiba(str(path), port, variant.split()), port, log) as server:
             if windows is None:
                 part = text[: args.windows * WINDOW * 6]
