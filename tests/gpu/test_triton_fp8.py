@@ -136,9 +136,7 @@ def test_matmul_rows(n: int, k: int, m: int) -> None:
 @pytest.mark.parametrize(
     ("experts", "dim", "inner", "top_k"), [(4, 256, 128, 2), pytest.param(128, 2048, 768, 8, marks=on_device)]
 )
-@pytest.mark.parametrize(
-    "tokens", [1, 3, 6, 70, pytest.param(600, marks=on_device), pytest.param(4096, marks=on_device)]
-)
+@pytest.mark.parametrize("tokens", [1, 6, 70, *(pytest.param(count, marks=on_device) for count in (3, 600, 4096))])
 def test_experts(experts: int, dim: int, inner: int, top_k: int, tokens: int, kind: str) -> None:
     x, residual = rand(tokens, dim) * 0.1, rand(tokens, dim)
     gate_up, down = matrix(kind, experts, 2 * inner, dim), matrix(kind, experts, dim, inner)
