@@ -83,6 +83,13 @@ def edit(logits: Tensor, batch: SamplingBatch, rows: Rows, masks: TokenMasks | N
         part -= penalties.presence * (counts > 0)
         scaled = torch.where(part > 0, part / penalties.repetition, part * penalties.repetition)
         logits.index_copy_(0, penalties.segments, torch.where(seen, scaled, part))
+    edit_tokens(logits, batch, rows)
+    if masks is not None and len(masks.rows):
+        _mask(logits, batch, rows, masks)
+
+
+def edit_tokens(logits: Tensor, batch: SamplingBatch, rows: Rows) -> None:
+    """Biased tokens and held back end tokens, in place on float32 [S, vocab]."""
     if batch.bias is not None:
         segments, ids, values = batch.bias
         logits.index_put_((segments, ids), values, accumulate=True)
@@ -91,8 +98,7 @@ def edit(logits: Tensor, batch: SamplingBatch, rows: Rows, masks: TokenMasks | N
         early = rows.out_pos.index_select(0, batch.rows_device.index_select(0, segments)) < until
         value = torch.where(early, float("-inf"), logits[segments, ids])
         logits.index_put_((segments, ids), value)
-    if masks is not None and len(masks.rows):
-        _mask(logits, batch, rows, masks)
+
 
 
 def _best(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,22 +112,29 @@ def _best(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mask(logits: Tensor, batch: SamplingBatch, rows: Rows, masks: TokenMasks) -> None:
     """Exclude the tokens that the masks of this step's rows do not allow, in place."""
-    order = {int(row): index for index, row in enumerate(batch.rows)}
-    lines = [(order[int(row)], at) for at, row in enumerate(masks.rows) if int(row) in order]
+    found, lines = mask_lines(batch, masks)
     vocab = logits.shape[1]
     if logits.device.type == "cpu":
         # A row at a time, without torch: its threads would fight with the kernels' own for the cores.
         table = logits.numpy()
         bounds = np.empty((4 * masks.bits.shape[1], 8), np.float32)
-        for segment, at in lines:
+        for segment, at in zip(found.tolist(), lines.tolist(), strict=True):
             np.take(_BOUNDS, masks.bits[at].view(np.uint8), axis=0, out=bounds, mode="clip")
             np.minimum(table[segment], bounds.reshape(-1)[:vocab], out=table[segment])
         return
-    segments = rows.move(torch.tensor([segment for segment, _ in lines], dtype=torch.int64))
-    bits = rows.move(torch.from_numpy(masks.bits[[at for _, at in lines]]))
+    segments = rows.move(torch.from_numpy(found))
+    bits = rows.move(torch.from_numpy(masks.bits[lines]))
     allowed = unpack_bits(bits, vocab)
     part = logits.index_select(0, segments)
     logits.index_copy_(0, segments, part.masked_fill_(~allowed, float("-inf")))
+
+
+def mask_lines(batch: SamplingBatch, masks: TokenMasks) -> tuple[np.ndarray, np.ndarray]:
+    """Segments of the step that a mask is for, and the masks' lines: int64 [M] each."""
+    order = {int(row): index for index, row in enumerate(batch.rows)}
+    lines = [(order[int(row)], at) for at, row in enumerate(masks.rows) if int(row) in order]
+    pairs = np.asarray(lines, np.int64).reshape(-1, 2)
+    return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
 
 
 def unpack_bits(bits: Tensor, size: int) -> Tensor:

@@ -25,6 +25,7 @@ from ceiba.memory.pool import KVPool
 from ceiba.models.decoder import Decoder
 from ceiba.models.fused import FusedDecoder, fuse
 from ceiba.models.loader import DTYPES, load_model
+from ceiba.runner.host_sampler import HostSampler
 from ceiba.runner.inputs import StepInputs
 from ceiba.runner.logprobs import PromptBlock, block_size, logprobs, prompt_block
 from ceiba.runner.memory_check import final_slots
@@ -126,6 +127,7 @@ class ModelRunner:
                 f"on the batch, and they do not cover this model on {self.device.type}. Instead: a dense Llama, Qwen2 "
                 "or Qwen3 model on --device cpu, or a seed with each request."
             )
+        self._sample = sample if host is None else HostSampler(host).sample
         self._prompt_block = block_size(vocab)
         self._stats = {"forwards": 0.0, "decode_forwards": 0.0, "tokens": 0.0, "sampled_tokens": 0.0, "graph_hits": 0.0}
         self.info = RunnerInfo(
@@ -189,7 +191,7 @@ class ModelRunner:
             found = self._device_path.sample(handle.launched, batch, masks)
             raw, values.packed, values.tokens = found.raw, found.result, found.tokens
         else:
-            chosen = sample(handle.logits, batch, self.rows, masks)
+            chosen = self._sample(handle.logits, batch, self.rows, masks)
             self.rows.sampled(batch, chosen.tokens)
             raw, values.tokens, values.faults = chosen.raw, chosen.tokens, chosen.faults
         wanted = batch.logprob_segments

@@ -44,7 +44,7 @@ def packed(context: object, kind: str, source: np.ndarray, rows: int, cols: int,
 
 @pytest.mark.parametrize("isa", SETS)
 @pytest.mark.parametrize("kind", [*QUANTS, "F32", "BF16"])
-@pytest.mark.parametrize("m", [1, 3, 17, 131])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8, 9, 131])
 def test_linear_matches_float64(isa: str, kind: str, m: int) -> None:
     rng = np.random.default_rng()
     context = cpu._cpu.Context(2, isa)
@@ -57,7 +57,9 @@ def test_linear_matches_float64(isa: str, kind: str, m: int) -> None:
     expected = x.astype(np.float64) @ weight.T.astype(np.float64) + bias[:rows]
     # The size that the products have before they cancel: rounding noise is relative to that.
     size = np.linalg.norm(np.sqrt(x.astype(np.float64) ** 2 @ weight.T.astype(np.float64) ** 2))
-    for int8, bound in ((False, 2e-6), (True, 1e-2 if kind in QUANTS else 2e-6)):
+    # Few values do not average the noise of int8 activations.
+    int8_bound = (1e-2 if m * rows > 64 else 3e-2) if kind in QUANTS else 1e-6
+    for int8, bound in ((False, 1e-6), (True, int8_bound)):
         out = np.full((m, rows), np.nan, np.float32)
         cpu._cpu.linear(context, matrix, x, out, int8)
         error = np.linalg.norm(out - expected) / size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 
 from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.core.step import RowOpen, TokenMasks
+from ceiba.kernels import cpu
+from ceiba.runner.host_sampler import HostSampler
 from ceiba.runner.noise import LARGEST, SMALLEST, exponential, row_keys
 from ceiba.runner.rows import Rows
 from ceiba.runner.sampler import Sampled, draw, sample
@@ -62,9 +65,27 @@ def new_rows(count: int, vocab: int = VOCAB) -> Rows:
     return Rows(count, 16, vocab, torch.device("cpu"))
 
 
+COMPILED = pytest.param(
+    "compiled", marks=pytest.mark.skipif(not cpu.available, reason="installed without a C++ compiler")
+)
+
+
+class Samplers:
+    """Which sampler ``choose`` asks: the reference, or the compiled kernels that must do the same."""
+
+    current: Callable[..., Sampled] = staticmethod(sample)
+
+
+@pytest.fixture(autouse=True, params=["reference", COMPILED])
+def each_sampler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if request.param == "compiled":
+        monkeypatch.setattr(Samplers, "current", staticmethod(HostSampler(cpu._cpu.Context(2)).sample))
+    yield
+
+
 def choose(rows: Rows, index: np.ndarray, logits: torch.Tensor, masks: TokenMasks | None = None) -> Sampled:
     batch = rows.batch(index)
-    chosen = sample(logits.clone(), batch, rows, masks)
+    chosen = Samplers.current(logits.clone(), batch, rows, masks)
     rows.sampled(batch, chosen.tokens)
     return chosen
 
@@ -231,6 +252,50 @@ def test_sorting_and_the_histogram_choose_the_same() -> None:
         x = (logits - logits.max(1, keepdim=True).values) / batch.draws.temperature
         assert torch.equal(draw(x.clone(), batch.draws, rows, False), draw(x.clone(), batch.draws, rows, True))
         rows.sampled(batch, torch.zeros(count, dtype=torch.int64))
+
+
+def any_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=float(rng.choice([0.0, 0.2, 1.0, 3.0])),
+        top_k=int(rng.choice([-1, 1, 2, 50, vocab - 1])),
+        top_p=float(rng.choice([1.0, 0.05, 0.3, 0.9, 0.999])),
+        min_p=float(rng.choice([0.0, 0.0, 0.1])),
+        frequency_penalty=float(rng.choice([0.0, 0.0, 0.7, -0.5])),
+        presence_penalty=float(rng.choice([0.0, 0.0, 0.3])),
+        repetition_penalty=float(rng.choice([1.0, 1.0, 1.3])),
+        logit_bias={} if rng.random() < 0.6 else {5: 3.0, 17: -100.0},
+    )
+
+
+@pytest.mark.skipif(not cpu.available, reason="installed without a C++ compiler")
+@pytest.mark.parametrize("isa", ["generic", *(cpu._cpu.instruction_sets() if cpu.available else [])])
+def test_compiled_and_reference_choose_the_same(isa: str) -> None:
+    """On every instruction set, for vocabularies that no vector divides, with ties, plateaus and far outliers."""
+    rng, compiled = np.random.default_rng(8), HostSampler(cpu._cpu.Context(2, isa)).sample
+    for vocab in (9, 37, 5003):
+        count = 60
+        rows, others = new_rows(count, vocab), new_rows(count, vocab)
+        params = [any_params(rng, vocab) for _ in range(count)]
+        seeds = [int(seed) for seed in rng.integers(-(2**63), 2**63 - 1, count)]
+        output = [1, 0, 1]
+        index = open_rows(rows, params, seeds, output)
+        open_rows(others, params, seeds, output)
+        for step in range(4):
+            logits = torch.from_numpy((rng.normal(size=(count, vocab)) * rng.uniform(0.1, 12)).astype(np.float32))
+            if step == 1:
+                logits = logits.round()
+            if step == 2:
+                logits[:, rng.integers(0, vocab)] += 60
+            masks = None
+            if step == 3:
+                bits = rng.integers(-(2**31), 2**31 - 1, (count, -(-vocab // 32))).astype(np.int32)
+                masks = TokenMasks(rng.permutation(count).astype(np.int32)[: count // 2], bits[: count // 2])
+            wanted = sample(logits.clone(), rows.batch(index), rows, masks)
+            got = compiled(logits.clone(), others.batch(index), others, masks)
+            assert got.faults.tolist() == wanted.faults.tolist()
+            assert got.tokens.tolist() == wanted.tokens.tolist(), (vocab, step)
+            rows.sampled(rows.batch(index), wanted.tokens)
+            others.sampled(others.batch(index), wanted.tokens)
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:

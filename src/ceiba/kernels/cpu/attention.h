@@ -163,8 +163,7 @@ inline void attend_tile(const AttentionShape& shape, const void* k, const void* 
       for (int i = 0; i < m; i++)
         for (int x = 0; x < NV; x++) store(r.score + i * TILE + j + x * W, vf{});
       const float* panel = panels + j / LANES * dim * LANES;
-      auto at = [&](int64_t d, int x) { return load(panel + d * LANES + x * W); };
-      multiply(q, dim, dim, at, m, r.score + j, TILE);
+      multiply(q, dim, dim, FloatPanel{panel}, m, r.score + j, TILE);
     }
   }
   if (limit)

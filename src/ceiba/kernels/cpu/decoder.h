@@ -27,33 +27,50 @@ inline void rotate(float* head, const float* cos, const float* sin, int dim) {
   }
 }
 
-// Activations of a stage, exact and (if asked) int8, for `tokens` rows of up to `cols` columns.
+// Activations of a stage in the forms its products read: float32, int8 if asked, scaled for few rows.
 struct Activations {
   float* x;
   QuantRows quant;
+  ScaledRows scaled;
 };
 
+inline bool few(int64_t tokens) { return tokens <= GEMV_ROWS; }
+
 inline size_t activation_bytes(int64_t tokens, int64_t cols, bool int8) {
-  size_t bytes = aligned(size_t(tokens * cols) * 4);
-  if (int8) bytes += aligned(size_t(tokens * cols)) + aligned(size_t(tokens * cols / 32) * 4) + aligned(size_t(tokens * cols / 16) * 4);
+  size_t values = size_t(tokens * cols), bytes = aligned(values * 4);
+  if (int8) return bytes + aligned(values) + aligned(values / 32 * 4) + aligned(values / 16 * 4);
+  if (few(tokens)) {
+    size_t padded = size_t(gemv_rows(tokens) * cols);
+    bytes += aligned(padded * 4) + aligned(padded / 16 * 4);
+  }
   return bytes;
 }
 
 inline Activations carve_activations(uint8_t*& at, int64_t tokens, int64_t cols, bool int8) {
+  size_t values = size_t(tokens * cols);
   Activations a{};
-  a.x = reinterpret_cast<float*>(carve(at, size_t(tokens * cols) * 4));
+  a.x = reinterpret_cast<float*>(carve(at, values * 4));
   if (int8) {
-    a.quant.q = reinterpret_cast<int8_t*>(carve(at, size_t(tokens * cols)));
-    a.quant.scale = reinterpret_cast<float*>(carve(at, size_t(tokens * cols / 32) * 4));
-    a.quant.sums = reinterpret_cast<float*>(carve(at, size_t(tokens * cols / 16) * 4));
+    a.quant.q = reinterpret_cast<int8_t*>(carve(at, values));
+    a.quant.scale = reinterpret_cast<float*>(carve(at, values / 32 * 4));
+    a.quant.sums = reinterpret_cast<float*>(carve(at, values / 16 * 4));
+  } else if (few(tokens)) {
+    size_t padded = size_t(gemv_rows(tokens) * cols);
+    a.scaled.x = reinterpret_cast<float*>(carve(at, padded * 4));
+    a.scaled.sums = reinterpret_cast<float*>(carve(at, padded / 16 * 4));
   }
   return a;
 }
 
-inline void quantize(const Activations& a, int64_t row, int64_t cols) {
-  quantize_row(a.x + row * cols, cols, a.quant.q + row * cols, a.quant.scale + row * (cols / 32),
-               a.quant.sums + row * (cols / 16));
+// Fills the other forms of one row of `tokens` in `a` from `x`.
+inline void derive(const Activations& a, const float* x, int64_t row, int64_t tokens, int64_t cols) {
+  if (a.quant.q)
+    quantize_row(x, cols, a.quant.q + row * cols, a.quant.scale + row * (cols / 32), a.quant.sums + row * (cols / 16));
+  else if (a.scaled.x)
+    scale_row(x, cols, row, tokens, a.scaled);
 }
+
+inline Input input_of(const Activations& a, const float* x, int64_t cols) { return {x, cols, a.quant, a.scaled}; }
 
 // Hands out [0, total) in runs of `grain` among the team.
 template <class Fn>
@@ -138,8 +155,11 @@ inline void product_silu(const Matrix& gate, const Matrix& up, const Input& in, 
   });
 }
 
+// Of few tokens every thread derives its inputs for itself, which is cheaper than meeting the others once more; of many
+// the rows are shared out.
 struct DecoderScratch {
   Activations normed, attended, inner;
+  Activations* local;     // [threads], for few tokens
   float* qkv;
   int64_t* counters;
   AttentionState attention;
@@ -152,13 +172,67 @@ struct DecoderRun {
 
 inline int64_t qkv_width(const AttentionShape& a) { return int64_t(a.heads + 2 * a.kv_heads) * a.head_dim; }
 
-inline size_t decoder_bytes(const Forward& f) {
+inline int64_t widest(const Model& m) {
+  int64_t heads = int64_t(m.attention.heads) * m.attention.head_dim, cols = m.hidden > m.ffn ? m.hidden : m.ffn;
+  return heads > cols ? heads : cols;
+}
+
+inline size_t counter_bytes(const Model& m) { return size_t(m.num_layers * 2 * STAGES + STAGES) * 8; }
+
+inline size_t local_bytes(int64_t tokens, int64_t cols, bool int8, int threads) {
+  if (!few(tokens)) return 0;
+  return aligned(sizeof(Activations) * size_t(threads)) + size_t(threads) * activation_bytes(tokens, cols, int8);
+}
+
+inline Activations* carve_local(uint8_t*& at, int64_t tokens, int64_t cols, bool int8, int threads) {
+  if (!few(tokens)) return nullptr;
+  Activations* local = reinterpret_cast<Activations*>(carve(at, sizeof(Activations) * size_t(threads)));
+  for (int id = 0; id < threads; id++) local[id] = carve_activations(at, tokens, cols, int8);
+  return local;
+}
+
+size_t forward_scratch(const Forward& f) {
   const Model& m = *f.model;
   const AttentionShape& a = m.attention;
   int64_t t = f.plan->tokens, heads = int64_t(a.heads) * a.head_dim;
   return activation_bytes(t, m.hidden, m.int8) + activation_bytes(t, heads, m.int8) +
-         activation_bytes(t, m.ffn, m.int8) + aligned(size_t(t * qkv_width(a)) * 4) +
-         aligned(size_t(m.num_layers * STAGES + STAGES) * 8) + attention_bytes(a, *f.plan, f.team->size()) + 4096;
+         activation_bytes(t, m.ffn, m.int8) + local_bytes(t, widest(m), m.int8, f.team->size()) +
+         aligned(size_t(t * qkv_width(a)) * 4) + aligned(counter_bytes(m)) +
+         attention_bytes(a, *f.plan, f.team->size()) + 4096;
+}
+
+// Rows of `hidden`, normed. Ends with a barrier unless every thread works for itself.
+inline Input normed_input(DecoderRun& run, const float* weight, int64_t* next, int id) {
+  const Forward& f = *run.f;
+  const Model& m = *f.model;
+  int64_t t = f.plan->tokens, cols = m.hidden;
+  const Activations& to = few(t) ? run.s.local[id] : run.s.normed;
+  auto row = [&](int64_t i) {
+    rms_norm(f.hidden + i * cols, weight, cols, m.eps, to.x + i * cols);
+    derive(to, to.x + i * cols, i, t, cols);
+  };
+  if (few(t)) {
+    for (int64_t i = 0; i < t; i++) row(i);
+  } else {
+    share(next, t, grain_of(t, f.team->size()), row);
+    f.team->barrier();
+  }
+  return input_of(to, to.x, cols);
+}
+
+// Rows that lie in `from` already.
+inline Input plain_input(DecoderRun& run, const Activations& from, int64_t cols, int64_t* next, int id) {
+  const Forward& f = *run.f;
+  int64_t t = f.plan->tokens;
+  const Activations& to = few(t) ? run.s.local[id] : from;
+  auto row = [&](int64_t i) { derive(to, from.x + i * cols, i, t, cols); };
+  if (few(t)) {
+    for (int64_t i = 0; i < t; i++) row(i);
+  } else if (f.model->int8) {
+    share(next, t, grain_of(t, f.team->size()), row);
+    f.team->barrier();
+  }
+  return input_of(to, from.x, cols);
 }
 
 // Rotates q and k of one token, writes k and v to the pool.
@@ -189,46 +263,32 @@ inline void run_layer(DecoderRun& run, const Layer& layer, int64_t* counters, in
   int64_t t = f.plan->tokens, heads = int64_t(a.heads) * a.head_dim, width = qkv_width(a);
   int64_t rows = grain_of(t, threads);
 
-  share(counters + 0, t, rows, [&](int64_t i) {
-    rms_norm(f.hidden + i * m.hidden, layer.attn_norm, m.hidden, m.eps, s.normed.x + i * m.hidden);
-    if (m.int8) quantize(s.normed, i, m.hidden);
-  });
-  team.barrier();
+  Input in = normed_input(run, layer.attn_norm, counters + 0, id);
   const Matrix* qkv[] = {&layer.q, &layer.k, &layer.v};
-  product(qkv, 3, Input{s.normed.x, m.hidden, s.normed.quant}, t, s.qkv, width, Epilogue::STORE, counters + 1, threads);
+  product(qkv, 3, in, t, s.qkv, width, Epilogue::STORE, counters + 1, threads);
   team.barrier();
   share(counters + 2, t, rows, [&](int64_t i) { place_token(m, layer, f, s.qkv, i); });
   team.barrier();
   attend(a, *f.plan, s.attention, s.qkv, width, layer.k_pool, layer.v_pool, s.attended.x, counters + 3, counters + 4, team, id);
   team.barrier();
-  if (m.int8) {
-    share(counters + 5, t, rows, [&](int64_t i) { quantize(s.attended, i, heads); });
-    team.barrier();
-  }
-  product(layer.out, Input{s.attended.x, heads, s.attended.quant}, t, f.hidden, m.hidden, Epilogue::ADD, counters + 6, threads);
+  in = plain_input(run, s.attended, heads, counters + 5, id);
+  product(layer.out, in, t, f.hidden, m.hidden, Epilogue::ADD, counters + 6, threads);
   team.barrier();
 }
 
-inline void run_ffn(DecoderRun& run, const Layer& layer, int64_t* counters) {
+inline void run_ffn(DecoderRun& run, const Layer& layer, int64_t* counters, int id) {
   const Forward& f = *run.f;
   const Model& m = *f.model;
   DecoderScratch& s = run.s;
   Team& team = *f.team;
   int threads = team.size();
-  int64_t t = f.plan->tokens, rows = grain_of(t, threads);
+  int64_t t = f.plan->tokens;
 
-  share(counters + 0, t, rows, [&](int64_t i) {
-    rms_norm(f.hidden + i * m.hidden, layer.ffn_norm, m.hidden, m.eps, s.normed.x + i * m.hidden);
-    if (m.int8) quantize(s.normed, i, m.hidden);
-  });
+  Input in = normed_input(run, layer.ffn_norm, counters + 0, id);
+  product_silu(layer.gate, layer.up, in, t, s.inner.x, m.ffn, counters + 1, threads);
   team.barrier();
-  product_silu(layer.gate, layer.up, Input{s.normed.x, m.hidden, s.normed.quant}, t, s.inner.x, m.ffn, counters + 1, threads);
-  team.barrier();
-  if (m.int8) {
-    share(counters + 2, t, rows, [&](int64_t i) { quantize(s.inner, i, m.ffn); });
-    team.barrier();
-  }
-  product(layer.down, Input{s.inner.x, m.ffn, s.inner.quant}, t, f.hidden, m.hidden, Epilogue::ADD, counters + 3, threads);
+  in = plain_input(run, s.inner, m.ffn, counters + 2, id);
+  product(layer.down, in, t, f.hidden, m.hidden, Epilogue::ADD, counters + 3, threads);
   team.barrier();
 }
 
@@ -242,12 +302,8 @@ void forward_thread(void* context, int id) {
   for (int64_t l = 0; l < m.num_layers; l++) {
     int64_t* at = counters + STAGES + 2 * l * STAGES;
     run_layer(run, m.layers[l], at, id);
-    run_ffn(run, m.layers[l], at + STAGES);
+    run_ffn(run, m.layers[l], at + STAGES, id);
   }
-}
-
-size_t forward_scratch(const Forward& f) {
-  return decoder_bytes(f) + aligned(size_t(f.model->num_layers * 2 * STAGES + STAGES) * 8);
 }
 
 void forward(const Forward& f) {
@@ -260,9 +316,9 @@ void forward(const Forward& f) {
   run.s.attended = carve_activations(at, t, heads, m.int8);
   run.s.inner = carve_activations(at, t, m.ffn, m.int8);
   run.s.qkv = reinterpret_cast<float*>(carve(at, size_t(t * qkv_width(a)) * 4));
-  size_t counters = size_t(m.num_layers * 2 * STAGES + STAGES) * 8;
-  run.s.counters = reinterpret_cast<int64_t*>(carve(at, counters));
-  std::memset(run.s.counters, 0, counters);
+  run.s.local = carve_local(at, t, widest(m), m.int8, f.team->size());
+  run.s.counters = reinterpret_cast<int64_t*>(carve(at, counter_bytes(m)));
+  std::memset(run.s.counters, 0, counter_bytes(m));
   prepare_attention(a, *f.plan, f.team->size(), at, run.s.attention);
   f.team->run(forward_thread, &run);
 }
@@ -272,6 +328,7 @@ void forward(const Forward& f) {
 struct LinearRun {
   const Matrix* weight;
   Activations in;
+  Activations* local;     // [threads], for few rows
   bool int8;
   int64_t m;
   float* out;
@@ -282,43 +339,57 @@ struct LinearRun {
   const float* raw;       // [m, cols]
 };
 
-void linear_thread(void* context, int) {
+void linear_thread(void* context, int id) {
   LinearRun& r = *static_cast<LinearRun*>(context);
   int64_t cols = r.weight->cols;
-  share(r.counters, r.m, 1, [&](int64_t i) {
-    if (r.norm)
-      rms_norm(r.raw + i * cols, r.norm, cols, r.eps, r.in.x + i * cols);
-    else
-      std::memcpy(r.in.x + i * cols, r.raw + i * cols, sizeof(float) * size_t(cols));
-    if (r.int8) quantize(r.in, i, cols);
-  });
-  r.team->barrier();
-  product(*r.weight, Input{r.in.x, cols, r.in.quant}, r.m, r.out, r.weight->rows, Epilogue::STORE, r.counters + 1,
-          r.team->size());
+  const Activations& to = few(r.m) ? r.local[id] : r.in;
+  auto row = [&](int64_t i) {
+    const float* x = r.raw + i * cols;
+    if (r.norm) {
+      rms_norm(x, r.norm, cols, r.eps, to.x + i * cols);
+      x = to.x + i * cols;
+    }
+    derive(to, x, i, r.m, cols);
+  };
+  if (few(r.m)) {
+    for (int64_t i = 0; i < r.m; i++) row(i);
+  } else if (r.norm || r.int8) {
+    share(r.counters, r.m, 1, row);
+    r.team->barrier();
+  }
+  product(*r.weight, input_of(to, r.norm ? to.x : r.raw, cols), r.m, r.out, r.weight->rows, Epilogue::STORE,
+          r.counters + 1, r.team->size());
 }
 
-size_t linear_bytes(int64_t m, int64_t cols, bool int8) { return activation_bytes(m, cols, int8) + 256; }
+size_t linear_bytes(int64_t m, int64_t cols, bool int8, int threads) {
+  return activation_bytes(m, cols, int8) + local_bytes(m, cols, int8, threads) + 256;
+}
 
 void run_linear(LinearRun& r, Arena& arena) {
   uint8_t* at = arena.data;
   r.counters = reinterpret_cast<int64_t*>(carve(at, 2 * 8));
   r.counters[0] = r.counters[1] = 0;
   r.in = carve_activations(at, r.m, r.weight->cols, r.int8);
+  r.local = carve_local(at, r.m, r.weight->cols, r.int8, r.team->size());
   r.team->run(linear_thread, &r);
 }
 
 bool use_int8(const Matrix& w, bool asked) { return asked && format_of(w.kind).quantized; }
 
-size_t logits_scratch(const Logits& l) { return linear_bytes(l.n, l.model->hidden, true); }
+size_t logits_scratch(const Logits& l) {
+  return linear_bytes(l.n, l.model->hidden, use_int8(l.model->head, l.model->int8), l.team->size());
+}
 void logits(const Logits& l) {
-  LinearRun r{&l.model->head, {}, use_int8(l.model->head, l.model->int8), l.n, l.out, nullptr, l.team,
+  LinearRun r{&l.model->head, {}, nullptr, use_int8(l.model->head, l.model->int8), l.n, l.out, nullptr, l.team,
               l.model->final_norm, l.model->eps, l.hidden};
   run_linear(r, *l.arena);
 }
 
-size_t linear_scratch(const LinearCall& c) { return linear_bytes(c.m, c.weight->cols, true); }
+size_t linear_scratch(const LinearCall& c) {
+  return linear_bytes(c.m, c.weight->cols, use_int8(*c.weight, c.int8), c.team->size());
+}
 void linear(const LinearCall& c) {
-  LinearRun r{c.weight, {}, use_int8(*c.weight, c.int8), c.m, c.out, nullptr, c.team, nullptr, 0.f, c.x};
+  LinearRun r{c.weight, {}, nullptr, use_int8(*c.weight, c.int8), c.m, c.out, nullptr, c.team, nullptr, 0.f, c.x};
   run_linear(r, *c.arena);
 }
 

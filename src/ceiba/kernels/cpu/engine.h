@@ -96,6 +96,36 @@ struct AttentionCall {
   Arena* arena;
 };
 
+// Choice of a token for each of n rows of logits. Columns of noise are [n]; temperature null: all greedy, 0: this row.
+struct SampleCall {
+  const float* logits;                      // [n, vocab]
+  int64_t n, vocab;
+  int64_t* tokens;                          // [n], written
+  uint8_t* faults;                          // [n], written; keys of runner.sampler.FAULTS
+  bool edited;                              // `faults` is known of the raw logits, and rows at fault are left alone
+  const float *temperature, *top_p, *min_p;
+  const int64_t *top_k, *seeds, *rows;
+  const int64_t* positions;                 // of all rows: tokens sampled so far
+  Team* team;
+  Arena* arena;
+};
+
+// Penalties, or masks of allowed tokens, on rows of logits in place.
+struct EditCall {
+  float* logits;                            // [n, vocab]
+  int64_t vocab;
+  int64_t num_penalties;
+  const int64_t *segments, *lines;          // [num_penalties]
+  const int32_t* output;                    // [lines, vocab]
+  const uint8_t* seen;                      // [lines, vocab]
+  const float *frequency, *presence, *repetition;
+  int64_t num_masks;
+  const int64_t *mask_segments, *mask_lines;  // [num_masks]
+  const int32_t* bits;                      // [lines, words]: bit t % 32 of word t / 32
+  int64_t words;
+  Team* team;
+};
+
 struct Unit {
   const char* name;
   size_t (*forward_scratch)(const Forward&);
@@ -107,6 +137,9 @@ struct Unit {
   size_t (*attention_scratch)(const AttentionCall&);
   void (*attention)(const AttentionCall&);
   void (*lookup)(const Matrix&, const int64_t* ids, int64_t n, float* out);
+  size_t (*sample_scratch)(const SampleCall&);
+  void (*sample)(const SampleCall&);
+  void (*edit_logits)(const EditCall&);
 };
 
 const Unit* unit_generic();

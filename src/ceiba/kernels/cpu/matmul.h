@@ -1,111 +1,8 @@
 // y = x · Wᵀ over packed panels. Included by each instruction-set unit inside its anonymous namespace.
 //
-// Two families. *Exact*: weights become float32 (block by block, in a buffer that stays in the first cache) and meet
-// float32 activations. *Int8*: activations are quantized per 32 columns and meet the integer codes, which costs about
-// 0.4% of noise per product and a third of the time. Plain weights always take the exact family.
-
-// ── codes: one block of 32 columns as eight groups of 4, for one vector of rows ─────────────────────────────────────
-
-template <Kind K>
-struct Codec;
-
-inline void nibble_groups(const uint8_t* p, int v, vb (&w)[8]) {
-  CEIBA_UNROLL
-  for (int c = 0; c < 4; c++) {
-    vb byte = load_bytes(p + 64 * c + v * W * 4);
-    w[2 * c] = byte & 15;
-    w[2 * c + 1] = (vb)((vh)byte >> 4) & 15;
-  }
-}
-
-inline void add_fifth(const uint8_t* p, int v, vb (&w)[8]) {
-  vb bits = load_bytes(p + v * W * 4);
-  CEIBA_UNROLL
-  for (int g = 0; g < 8; g++) {
-    vb at = g < 4 ? (vb)((vh)bits << (4 - g)) : (vb)((vh)bits >> (g - 4));
-    w[g] |= at & 16;
-  }
-}
-
-// Value of a code: scale[half] · code + shift[half], half = group / 4 (only Q6_K has two different halves).
-struct Scales {
-  vf scale[2], shift[2];
-};
-
-template <int OFFSET, bool MINIMUM, bool FIFTH>
-struct Legacy {
-  static constexpr int BLOCK = 32 + (MINIMUM ? 32 : 0) + (FIFTH ? 64 : 0) + 256;
-  static constexpr int SUPER = 1, HEAD = 0;
-  static constexpr bool SIGNED = false, HALVES = false;
-  static constexpr int PER_MADD = FIFTH ? 4 : 8;
-  static inline void codes(const uint8_t* b, int v, vb (&w)[8]) {
-    nibble_groups(b + BLOCK - 256, v, w);
-    if (FIFTH) add_fifth(b + BLOCK - 320, v, w);
-  }
-  static inline void scales(const uint8_t*, const uint8_t* b, int v, Scales& s) {
-    s.scale[0] = from_half(reinterpret_cast<const uint16_t*>(b) + v * W);
-    s.shift[0] = MINIMUM ? from_half(reinterpret_cast<const uint16_t*>(b + 32) + v * W) : s.scale[0] * float(-OFFSET);
-  }
-};
-template <> struct Codec<Kind::Q4_0> : Legacy<8, false, false> {};
-template <> struct Codec<Kind::Q4_1> : Legacy<0, true, false> {};
-template <> struct Codec<Kind::Q5_0> : Legacy<16, false, true> {};
-template <> struct Codec<Kind::Q5_1> : Legacy<0, true, true> {};
-
-template <>
-struct Codec<Kind::Q8_0> {
-  static constexpr int BLOCK = 544, SUPER = 1, HEAD = 0, PER_MADD = 1;
-  static constexpr bool SIGNED = true, HALVES = false;
-  static inline void codes(const uint8_t* b, int v, vb (&w)[8]) {
-    CEIBA_UNROLL
-    for (int g = 0; g < 8; g++) w[g] = load_bytes(b + 32 + 64 * g + v * W * 4);
-  }
-  static inline void scales(const uint8_t*, const uint8_t* b, int v, Scales& s) {
-    s.scale[0] = from_half(reinterpret_cast<const uint16_t*>(b) + v * W);
-    s.shift[0] = vf{};
-  }
-};
-
-template <bool FIFTH>
-struct SuperK {
-  static constexpr int BLOCK = FIFTH ? 352 : 288, SUPER = 8, HEAD = 64, PER_MADD = FIFTH ? 4 : 8;
-  static constexpr bool SIGNED = false, HALVES = false;
-  static inline void codes(const uint8_t* b, int v, vb (&w)[8]) {
-    nibble_groups(b + BLOCK - 256, v, w);
-    if (FIFTH) add_fifth(b + 32, v, w);
-  }
-  static inline void scales(const uint8_t* head, const uint8_t* b, int v, Scales& s) {
-    vf d = from_half(reinterpret_cast<const uint16_t*>(head) + v * W);
-    vf m = from_half(reinterpret_cast<const uint16_t*>(head + 32) + v * W);
-    s.scale[0] = d * from_u8(b + v * W);
-    s.shift[0] = -(m * from_u8(b + 16 + v * W));
-  }
-};
-template <> struct Codec<Kind::Q4_K> : SuperK<false> {};
-template <> struct Codec<Kind::Q5_K> : SuperK<true> {};
-
-template <>
-struct Codec<Kind::Q6_K> {
-  static constexpr int BLOCK = 416, SUPER = 8, HEAD = 32, PER_MADD = 2;
-  static constexpr bool SIGNED = false, HALVES = true;
-  static inline void codes(const uint8_t* b, int v, vb (&w)[8]) {
-    nibble_groups(b + 32, v, w);
-    for (int h = 0; h < 2; h++) {
-      vb bits = load_bytes(b + 288 + 64 * h + v * W * 4);
-      w[4 * h] |= (vb)((vh)bits << 4) & 48;
-      w[4 * h + 1] |= (vb)((vh)bits << 2) & 48;
-      w[4 * h + 2] |= bits & 48;
-      w[4 * h + 3] |= (vb)((vh)bits >> 2) & 48;
-    }
-  }
-  static inline void scales(const uint8_t* head, const uint8_t* b, int v, Scales& s) {
-    vf d = from_half(reinterpret_cast<const uint16_t*>(head) + v * W);
-    for (int h = 0; h < 2; h++) {
-      s.scale[h] = d * from_s8(reinterpret_cast<const int8_t*>(b) + 16 * h + v * W);
-      s.shift[h] = s.scale[h] * -32.f;
-    }
-  }
-};
+// Two families. *Exact*: float32 activations meet weights made float32: in registers for few rows (gemv.h), block by
+// block in a buffer that stays in the first cache for many. *Int8*: activations are quantized per 32 columns and meet
+// the integer codes, which costs about 0.4% of noise per product. Plain weights always take the exact family.
 
 // ── int8 family ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -207,9 +104,10 @@ void panel_int8(const uint8_t* panel, const QuantRows& x, int64_t cols, int m, f
 constexpr int DEPTH = 256;  // columns that the float32 buffer holds: 16 KiB
 
 // acc[i][lane] += Σ_k x[i][k] · panel(k, lane), MT rows at once; `Load` gives panel vectors. Few rows keep several sums
-// each, since one chain of additions would wait for itself.
+// each, since one chain of additions would wait for itself. Never inlined: its accumulators need all registers.
 template <int MT, class Load>
-inline void micro(const float* x, int64_t stride, int64_t depth, const Load& panel, float* acc, int64_t acc_stride) {
+__attribute__((noinline)) void micro(const float* x, int64_t stride, int64_t depth, const Load& panel, float* acc,
+                                     int64_t acc_stride) {
   // Two chains for any number of rows when the order is fixed: element k then always belongs to chain k % 2.
   constexpr int CHAINS = FIXED_ORDER ? 2 : MT == 1 ? 4 : MT == 2 ? 2 : 1;
   vf sum[CHAINS][MT][NV];
@@ -222,7 +120,7 @@ inline void micro(const float* x, int64_t stride, int64_t depth, const Load& pan
       for (int c = 1; c < CHAINS; c++) sum[c][i][v] = vf{};
     }
   }
-  auto step = [&](vf (&to)[MT][NV], int64_t k) {
+  auto step = [&](vf (&to)[MT][NV], int64_t k) __attribute__((always_inline)) {
     vf w[NV];
     CEIBA_UNROLL
     for (int v = 0; v < NV; v++) w[v] = panel(k, v);
@@ -255,6 +153,15 @@ constexpr int MT = 12;
 #else
 constexpr int MT = FIXED_ORDER ? 3 : 6;  // 12 accumulators either way
 #endif
+
+struct FloatPanel {
+  const float* w;
+  CEIBA_INLINE vf operator()(int64_t k, int v) const { return load(w + k * LANES + v * W); }
+};
+struct HalfPanel {
+  const uint16_t* w;
+  CEIBA_INLINE vf operator()(int64_t k, int v) const { return from_bf16(w + k * LANES + v * W); }
+};
 
 template <class Load>
 inline void multiply(const float* x, int64_t stride, int64_t depth, const Load& panel, int m, float* acc,
@@ -303,30 +210,34 @@ void panel_exact(const uint8_t* panel, const float* x, int64_t stride, int64_t c
       dequantize_block<K>(head, body, buffer + k * LANES);
       body += C::BLOCK;
     }
-    auto at = [&](int64_t k, int v) { return load(buffer + k * LANES + v * W); };
-    multiply(x + k0, stride, depth, at, m, acc, LANES);
+    multiply(x + k0, stride, depth, FloatPanel{buffer}, m, acc, LANES);
   }
 }
 
 inline void panel_f32(const uint8_t* panel, const float* x, int64_t stride, int64_t cols, int m, float* acc) {
-  const float* w = reinterpret_cast<const float*>(panel);
-  auto at = [&](int64_t k, int v) { return load(w + k * LANES + v * W); };
-  multiply(x, stride, cols, at, m, acc, LANES);
+  multiply(x, stride, cols, FloatPanel{reinterpret_cast<const float*>(panel)}, m, acc, LANES);
 }
 
 inline void panel_bf16(const uint8_t* panel, const float* x, int64_t stride, int64_t cols, int m, float* acc) {
   const uint16_t* w = reinterpret_cast<const uint16_t*>(panel);
-  auto at = [&](int64_t k, int v) { return from_bf16(w + k * LANES + v * W); };
-  multiply(x, stride, cols, at, m, acc, LANES);
+  // In a fixed order the columns are never cut.
+  if (FIXED_ORDER || m <= MT) return multiply(x, stride, cols, HalfPanel{w}, m, acc, LANES);
+  alignas(64) float buffer[DEPTH * LANES];
+  for (int64_t k0 = 0; k0 < cols; k0 += DEPTH) {
+    int64_t depth = lmin(DEPTH, cols - k0);
+    for (int64_t i = 0; i < depth * LANES; i += W) store(buffer + i, from_bf16(w + k0 * LANES + i));
+    multiply(x + k0, stride, depth, FloatPanel{buffer}, m, acc, LANES);
+  }
 }
 
 // ── dispatch ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// Rows of activations in both forms; `quant.q` is null where the exact family is asked for.
+// Rows of activations in all forms; `quant.q` is null where the exact family is asked for, `scaled.x` for many rows.
 struct Input {
   const float* x;
   int64_t cols;
   QuantRows quant;
+  ScaledRows scaled;
   Input rows(int64_t i) const {
     Input at = *this;
     at.x += i * cols;
@@ -349,6 +260,15 @@ inline void panel_product(const Matrix& w, int64_t p, const Input& in, int m, fl
     switch (w.kind) {
 #define CASE(K) \
   case Kind::K: return panel_int8<Kind::K>(panel, in.quant, w.cols, m, acc);
+      CEIBA_EACH_QUANT(CASE)
+#undef CASE
+      default: return;
+    }
+  }
+  if (in.scaled.x && format_of(w.kind).quantized) {
+    switch (w.kind) {
+#define CASE(K) \
+  case Kind::K: return panel_few<Kind::K>(panel, in.scaled, w.cols, m, acc);
       CEIBA_EACH_QUANT(CASE)
 #undef CASE
       default: return;

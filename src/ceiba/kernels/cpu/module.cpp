@@ -369,6 +369,95 @@ void attention(Context& context, Array<const float, 3> q, std::optional<Array<co
   context.unit->attention(call);
 }
 
+// How rows are drawn; see SampleCall. Of one value per sampled row.
+struct Draws {
+  Floats1 temperature, top_p, min_p;
+  Longs1 top_k, seeds, rows;
+};
+
+void sample(Context& context, Floats2 logits, Array<int64_t, 1> tokens, Array<uint8_t, 1> faults, bool edited,
+            const Draws* draws, std::optional<Longs1> positions) {
+  int64_t n = int64_t(logits.shape(0));
+  require(int64_t(tokens.size()) == n && int64_t(faults.size()) == n, "sample: tokens and faults need one entry per row");
+  require(logits.shape(1) > 0, "sample: the vocabulary is empty");
+  SampleCall call{};
+  call.logits = logits.data();
+  call.n = n;
+  call.vocab = int64_t(logits.shape(1));
+  call.tokens = tokens.data();
+  call.faults = faults.data();
+  call.edited = edited;
+  call.team = &context.team;
+  call.arena = &context.arena;
+  if (draws) {
+    require(positions.has_value(), "sample: draws need positions");
+    for (size_t size : {draws->temperature.size(), draws->top_p.size(), draws->min_p.size(), draws->top_k.size(),
+                        draws->seeds.size(), draws->rows.size()})
+      require(int64_t(size) == n, "sample: draws need one entry per row");
+    for (int64_t i = 0; i < n; i++)
+      require(draws->rows.data()[i] >= 0 && draws->rows.data()[i] < int64_t(positions->size()), "sample: no such row");
+    call.temperature = draws->temperature.data();
+    call.top_p = draws->top_p.data();
+    call.min_p = draws->min_p.data();
+    call.top_k = draws->top_k.data();
+    call.seeds = draws->seeds.data();
+    call.rows = draws->rows.data();
+    call.positions = positions->data();
+  }
+  if (n == 0) return;
+  nb::gil_scoped_release unlocked;
+  context.arena.reserve(context.unit->sample_scratch(call));
+  context.unit->sample(call);
+}
+
+void check_indices(const Longs1& values, size_t limit, const char* message) {
+  for (size_t i = 0; i < values.size(); i++)
+    require(values.data()[i] >= 0 && size_t(values.data()[i]) < limit, message);
+}
+
+void penalize(Context& context, Array<float, 2> logits, Longs1 segments, Longs1 lines, Ints2 output,
+              Array<const bool, 2> seen, Floats1 frequency, Floats1 presence, Floats1 repetition) {
+  size_t n = segments.size();
+  require(lines.size() == n && frequency.size() == n && presence.size() == n && repetition.size() == n,
+          "penalize: columns differ in length");
+  require(output.shape(1) == logits.shape(1) && seen.shape(1) == logits.shape(1) && seen.shape(0) == output.shape(0),
+          "penalize: tables do not fit the vocabulary");
+  check_indices(segments, logits.shape(0), "penalize: segment is out of range");
+  check_indices(lines, output.shape(0), "penalize: line is out of range");
+  EditCall call{};
+  call.logits = logits.data();
+  call.vocab = int64_t(logits.shape(1));
+  call.num_penalties = int64_t(n);
+  call.segments = segments.data();
+  call.lines = lines.data();
+  call.output = output.data();
+  call.seen = reinterpret_cast<const uint8_t*>(seen.data());
+  call.frequency = frequency.data();
+  call.presence = presence.data();
+  call.repetition = repetition.data();
+  call.team = &context.team;
+  nb::gil_scoped_release unlocked;
+  context.unit->edit_logits(call);
+}
+
+void allow(Context& context, Array<float, 2> logits, Longs1 segments, Longs1 lines, Ints2 bits) {
+  require(lines.size() == segments.size(), "allow: columns differ in length");
+  require(bits.shape(1) * 32 >= logits.shape(1), "allow: masks are shorter than the vocabulary");
+  check_indices(segments, logits.shape(0), "allow: segment is out of range");
+  check_indices(lines, bits.shape(0), "allow: line is out of range");
+  EditCall call{};
+  call.logits = logits.data();
+  call.vocab = int64_t(logits.shape(1));
+  call.num_masks = int64_t(segments.size());
+  call.mask_segments = segments.data();
+  call.mask_lines = lines.data();
+  call.bits = bits.data();
+  call.words = int64_t(bits.shape(1));
+  call.team = &context.team;
+  nb::gil_scoped_release unlocked;
+  context.unit->edit_logits(call);
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, m) {
@@ -404,6 +493,18 @@ NB_MODULE(_cpu, m) {
         "Write k and v to the pool at `slots`, then attend: float32 [tokens, heads, head_dim]. `kv`: how the pool is "
         "stored, one of kv_types.");
   m.attr("kv_types") = nb::make_tuple(KV_NAMES[0], KV_NAMES[1], KV_NAMES[2], KV_NAMES[3], KV_NAMES[4]);
+  nb::class_<Draws>(m, "Draws", "How the rows of a step are drawn: one value per row each, temperature 0 for greedy.")
+      .def(nb::init<Floats1, Floats1, Floats1, Longs1, Longs1, Longs1>(), nb::arg("temperature"), nb::arg("top_p"),
+           nb::arg("min_p"), nb::arg("top_k"), nb::arg("seeds"), nb::arg("rows"));
+  m.def("sample", &sample, nb::arg("context"), nb::arg("logits"), nb::arg("tokens"), nb::arg("faults"),
+        nb::arg("edited"), nb::arg("draws").none(), nb::arg("positions").none(),
+        "Choose a token for each row of logits float32 [n, vocab] by the rules of runner.sampler; writes tokens int64 [n] "
+        "and faults uint8 [n]. `positions` int64: tokens sampled so far, by row.");
+  m.def("penalize", &penalize, nb::arg("context"), nb::arg("logits"), nb::arg("segments"), nb::arg("lines"),
+        nb::arg("output"), nb::arg("seen"), nb::arg("frequency"), nb::arg("presence"), nb::arg("repetition"),
+        "Frequency, presence and repetition penalties in place: count tables [lines, vocab], columns [n].");
+  m.def("allow", &allow, nb::arg("context"), nb::arg("logits"), nb::arg("segments"), nb::arg("lines"), nb::arg("bits"),
+        "Minus infinity where the bit of a token in its mask, int32 [lines, words], is not set.");
   nb::class_<Decoder>(m, "Decoder", "A whole decoder of the Llama shape; `forward` runs all layers in one call.")
       .def(nb::init<int64_t, int64_t, int, int, int, float, float, std::string, bool, Floats2, Floats2, Floats1,
                     const PackedMatrix&, const PackedMatrix&, nb::list, nb::object>(),

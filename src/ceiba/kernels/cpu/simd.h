@@ -5,6 +5,8 @@
 
 // Arrays of vectors live in registers only if the loops over them are gone before the compiler looks.
 #define CEIBA_UNROLL _Pragma("GCC unroll 16")
+// The parts of a kernel's innermost loop: a call there would spill every vector.
+#define CEIBA_INLINE inline __attribute__((always_inline))
 
 constexpr int LANES = 16;
 #if defined(__AVX512F__)
@@ -18,6 +20,7 @@ constexpr int NV = LANES / W;
 
 typedef float vf __attribute__((vector_size(W * 4)));
 typedef int32_t vi __attribute__((vector_size(W * 4)));
+typedef uint32_t vu __attribute__((vector_size(W * 4)));
 typedef uint8_t vb __attribute__((vector_size(W * 4)));
 typedef uint16_t vh __attribute__((vector_size(W * 4)));
 typedef float vf_u __attribute__((vector_size(W * 4), aligned(4), may_alias));
@@ -43,11 +46,24 @@ inline vf vmax(vf a, vf b) { return a > b ? a : b; }
 inline int imin(int a, int b) { return a < b ? a : b; }
 inline int64_t lmin(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// GCC 12 would convert these byte by byte.
 inline vf from_s8(const int8_t* p) {
+#if defined(__AVX512F__)
+  return to_float((vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return to_float((vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
   return __builtin_convertvector(*reinterpret_cast<const quarter_vec*>(p), vf);
+#endif
 }
 inline vf from_u8(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return to_float((vi)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return to_float((vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
   return __builtin_convertvector(*reinterpret_cast<const uquarter_vec*>(p), vf);
+#endif
 }
 
 inline vf from_half(const uint16_t* p) {
@@ -63,7 +79,13 @@ inline vf from_half(const uint16_t* p) {
 }
 
 inline vf from_bf16(const uint16_t* p) {
+#if defined(__AVX512F__)
+  vi wide = (vi)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  vi wide = (vi)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
   vi wide = __builtin_convertvector(*reinterpret_cast<const half_vec*>(p), vi);
+#endif
   return (vf)(wide << 16);
 }
 inline void to_bf16(uint16_t* p, vf v) {  // round to nearest even; NaN stays NaN because its payload's top bit is set
@@ -73,17 +95,38 @@ inline void to_bf16(uint16_t* p, vf v) {  // round to nearest even; NaN stays Na
   *reinterpret_cast<half_vec*>(p) = __builtin_convertvector((rounded >> 16) & 0xffff, half_vec);
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
 inline float hsum(vf v) {
-  float lanes[W];
-  store(lanes, v);
-  for (int step = W / 2; step > 0; step /= 2)
-    for (int i = 0; i < step; i++) lanes[i] += lanes[i + step];
-  return lanes[0];
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
+inline float hmax(vf v) {
+  __m128 s = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+  s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+#elif defined(__AVX512F__)
+inline float hsum(vf v) { return _mm512_reduce_add_ps((__m512)v); }
+inline float hmax(vf v) { return _mm512_reduce_max_ps((__m512)v); }
+#else
+inline float hsum(vf v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 inline float hmax(vf v) {
   float best = v[0];
   for (int i = 1; i < W; i++) best = v[i] > best ? v[i] : best;
   return best;
+}
+#endif
+
+// Whether any lane of a comparison holds.
+inline bool any(vi mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_epi8((__m256i)mask) != 0;
+#else
+  return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
+#endif
 }
 
 // exp by 2^n · p(r): range reduction with two-part ln 2 and a degree-6 polynomial; relative error below 2e-7.
