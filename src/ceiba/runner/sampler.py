@@ -100,7 +100,6 @@ def edit_tokens(logits: Tensor, batch: SamplingBatch, rows: Rows) -> None:
         logits.index_put_((segments, ids), value)
 
 
-
 def _best(values: Tensor) -> tuple[Tensor, Tensor]:
     """(largest value, its index; the lowest among equals) of each row of float32 [S, vocab]; NaN counts as largest."""
     if values.device.type != "cpu":
