@@ -126,7 +126,7 @@ def cpu_kernel_unit() -> str | None:
     """The instruction set that the compiled kernels will use on this CPU; None where they are not compiled."""
     from ceiba.kernels import cpu
 
-    return str(cpu._cpu.instruction_sets()[-1]) if cpu.available else None
+    return cpu.best_set() if cpu.available else None
 
 
 def host_memory(root: Path = Path("/")) -> tuple[int, int]:

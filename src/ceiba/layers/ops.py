@@ -224,7 +224,7 @@ class Ops:
 def select_ops(device: torch.device, config: RunnerConfig) -> Ops:
     """The table for a device: kernels where there are some for it, the reference everywhere else."""
     if device.type == "cpu" and config.cpu_kernels and cpu.available:
-        host = cpu._cpu.Context(max(1, config.threads), fixed_order=config.deterministic)
+        host = cpu._cpu.Context(max(1, config.threads), cpu.best_set(), config.deterministic)
         return Ops(name="cpu", host=host, int8=config.int8_activations)
     if device.type == "cuda":
         from ceiba.layers.cuda_ops import cuda_ops

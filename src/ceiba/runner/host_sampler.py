@@ -73,7 +73,7 @@ def _draws(batch: SamplingBatch) -> Any:
     at = np.arange(size) if draws.segments is None else draws.segments.numpy()
 
     def column(values: Tensor | None, default: float, kind: type) -> np.ndarray:
-        full = np.full(size, default, kind)
+        full: np.ndarray = np.full(size, default, kind)
         if values is not None:
             full[at] = values.reshape(-1).numpy()
         return full

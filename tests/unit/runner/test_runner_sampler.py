@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,10 +77,9 @@ class Samplers:
 
 
 @pytest.fixture(autouse=True, params=["reference", COMPILED])
-def each_sampler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def each_sampler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "compiled":
         monkeypatch.setattr(Samplers, "current", staticmethod(HostSampler(cpu._cpu.Context(2)).sample))
-    yield
 
 
 def choose(rows: Rows, index: np.ndarray, logits: torch.Tensor, masks: TokenMasks | None = None) -> Sampled:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import numpy as np
+
 try:
     from ceiba.kernels.cpu import _cpu  # type: ignore[attr-defined]
 
@@ -10,4 +14,45 @@ except ImportError:
     _cpu = None
     available = False
 
-__all__ = ["_cpu", "available"]
+__all__ = ["_cpu", "available", "best_set"]
+
+NEAR_EXACT = 1e-4
+"""Products on tiles are off by less than 2e-5 of their size; a unit that computes something else is off by about 1."""
+
+
+@cache
+def best_set() -> str:
+    """The fastest instruction set whose products are right here: tiles only where they agree with plain C++ code.
+
+    The tile unit could not be run on every processor that claims to have tiles, and a virtual machine may claim what it
+    does not do; the check takes a few milliseconds, once per process.
+    """
+    sets = [str(name) for name in _cpu.instruction_sets()]
+    if sets and sets[-1] == "amx" and not agrees("amx", "generic"):
+        sets.pop()
+    return sets[-1] if sets else "generic"
+
+
+def agrees(one: str, other: str) -> bool:
+    """Whether two instruction sets give the same products of 33 rows, for a plain, a simple and a K type."""
+    rng = np.random.default_rng(0)
+    contexts = [_cpu.Context(1, name) for name in (one, other)]
+    x = rng.normal(size=(33, 256)).astype(np.float32)
+    for kind, row_bytes, scales in (("BF16", 512, ()), ("Q4_1", 160, range(0, 160, 20)), ("Q6_K", 210, (208,))):
+        source = rng.integers(0, 256, (48, row_bytes), dtype=np.uint8)
+        if kind == "BF16":
+            values = rng.normal(size=(48, 256)).astype(np.float32)
+            source = np.ascontiguousarray(values.view(np.uint16)[:, 1::2]).view(np.uint8)
+        for at in scales:
+            source[:, at : at + 2] = np.full((48, 1), 0.01, np.float16).view(np.uint8)
+            if kind == "Q4_1":
+                source[:, at + 2 : at + 4] = np.full((48, 1), -0.07, np.float16).view(np.uint8)
+        packed = np.empty(_cpu.packed_size(kind, 48, 256), np.uint8)
+        _cpu.pack(contexts[1], kind, source, 256, packed)
+        matrix = _cpu.PackedMatrix(kind, 48, 256, packed)
+        found, wanted = (np.empty((33, 48), np.float32) for _ in contexts)
+        _cpu.linear(contexts[0], matrix, x, found, False)
+        _cpu.linear(contexts[1], matrix, x, wanted, False)
+        if not np.linalg.norm(found - wanted) < NEAR_EXACT * np.linalg.norm(wanted):
+            return False
+    return True

@@ -4,7 +4,7 @@
 // Work inside a stage is handed out by a shared counter (one per stage, zeroed before the run): a core that the front
 // end disturbs simply takes fewer panels.
 
-constexpr int ROW_CHUNK = 64;     // activation rows a panel meets at once: their int8 form stays in the cache
+constexpr int ROW_CHUNK = TILES ? 256 : 64;     // activation rows a panel meets at once: their int8 form stays in the cache
 constexpr int STAGES = 8;         // counters a layer uses
 
 inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
@@ -32,32 +32,39 @@ struct Activations {
   float* x;
   QuantRows quant;
   ScaledRows scaled;
+  SplitRows split;
 };
 
 inline bool few(int64_t tokens) { return tokens <= GEMV_ROWS; }
 
 inline size_t activation_bytes(int64_t tokens, int64_t cols, bool int8) {
-  size_t values = size_t(tokens * cols), bytes = aligned(values * 4);
-  if (int8) return bytes + aligned(values) + aligned(values / 32 * 4) + aligned(values / 16 * 4);
+  size_t values = size_t(tokens * cols), bytes = aligned(values * 4), tiled = size_t(tile_rows(tokens) * cols);
+  if (int8) return bytes + aligned(tiled) + aligned(values / 32 * 4) + aligned(values / 16 * 4);
   if (few(tokens)) {
     size_t padded = size_t(gemv_rows(tokens) * cols);
     bytes += aligned(padded * 4) + aligned(padded / 16 * 4);
+  } else if (TILES) {
+    bytes += 2 * aligned(tiled * 2) + aligned(values / 16 * 4);
   }
   return bytes;
 }
 
 inline Activations carve_activations(uint8_t*& at, int64_t tokens, int64_t cols, bool int8) {
-  size_t values = size_t(tokens * cols);
+  size_t values = size_t(tokens * cols), tiled = size_t(tile_rows(tokens) * cols);
   Activations a{};
   a.x = reinterpret_cast<float*>(carve(at, values * 4));
   if (int8) {
-    a.quant.q = reinterpret_cast<int8_t*>(carve(at, values));
+    a.quant.q = reinterpret_cast<int8_t*>(carve(at, tiled));
     a.quant.scale = reinterpret_cast<float*>(carve(at, values / 32 * 4));
     a.quant.sums = reinterpret_cast<float*>(carve(at, values / 16 * 4));
   } else if (few(tokens)) {
     size_t padded = size_t(gemv_rows(tokens) * cols);
     a.scaled.x = reinterpret_cast<float*>(carve(at, padded * 4));
     a.scaled.sums = reinterpret_cast<float*>(carve(at, padded / 16 * 4));
+  } else if (TILES) {
+    a.split.high = reinterpret_cast<uint16_t*>(carve(at, tiled * 2));
+    a.split.low = reinterpret_cast<uint16_t*>(carve(at, tiled * 2));
+    a.split.sums = reinterpret_cast<float*>(carve(at, values / 16 * 4));
   }
   return a;
 }
@@ -68,9 +75,11 @@ inline void derive(const Activations& a, const float* x, int64_t row, int64_t to
     quantize_row(x, cols, a.quant.q + row * cols, a.quant.scale + row * (cols / 32), a.quant.sums + row * (cols / 16));
   else if (a.scaled.x)
     scale_row(x, cols, row, tokens, a.scaled);
+  else if (a.split.high)
+    split_row(x, cols, a.split.high + row * cols, a.split.low + row * cols, a.split.sums + row * (cols / 16));
 }
 
-inline Input input_of(const Activations& a, const float* x, int64_t cols) { return {x, cols, a.quant, a.scaled}; }
+inline Input input_of(const Activations& a, const float* x, int64_t cols) { return {x, cols, a.quant, a.scaled, a.split}; }
 
 // Hands out [0, total) in runs of `grain` among the team.
 template <class Fn>
@@ -228,7 +237,7 @@ inline Input plain_input(DecoderRun& run, const Activations& from, int64_t cols,
   auto row = [&](int64_t i) { derive(to, from.x + i * cols, i, t, cols); };
   if (few(t)) {
     for (int64_t i = 0; i < t; i++) row(i);
-  } else if (f.model->int8) {
+  } else if (f.model->int8 || TILES) {
     share(next, t, grain_of(t, f.team->size()), row);
     f.team->barrier();
   }
@@ -293,6 +302,7 @@ inline void run_ffn(DecoderRun& run, const Layer& layer, int64_t* counters, int 
 }
 
 void forward_thread(void* context, int id) {
+  [[maybe_unused]] TileScope tiles_of_this_thread;
   DecoderRun& run = *static_cast<DecoderRun*>(context);
   const Forward& f = *run.f;
   const Model& m = *f.model;
@@ -340,6 +350,7 @@ struct LinearRun {
 };
 
 void linear_thread(void* context, int id) {
+  [[maybe_unused]] TileScope tiles_of_this_thread;
   LinearRun& r = *static_cast<LinearRun*>(context);
   int64_t cols = r.weight->cols;
   const Activations& to = few(r.m) ? r.local[id] : r.in;
@@ -353,7 +364,7 @@ void linear_thread(void* context, int id) {
   };
   if (few(r.m)) {
     for (int64_t i = 0; i < r.m; i++) row(i);
-  } else if (r.norm || r.int8) {
+  } else if (r.norm || r.int8 || TILES) {
     share(r.counters, r.m, 1, row);
     r.team->barrier();
   }

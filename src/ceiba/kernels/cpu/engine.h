@@ -150,6 +150,8 @@ const Unit* unit_avx2_fixed();
 const Unit* unit_avx512_fixed();
 const Unit* unit_avx512();
 const Unit* unit_avx512vnni();
+const Unit* unit_amx();
+const Unit* unit_amx_emulated();
 #endif
 
 }  // namespace ceiba

@@ -8,7 +8,7 @@
 // vector of it, so that the sums still fit.
 
 // None in a fixed order: a row's sums would depend on how many there are.
-constexpr int GEMV_ROWS = FIXED_ORDER ? 0 : 8;
+constexpr int GEMV_ROWS = FIXED_ORDER ? 0 : TILES ? 4 : 8;
 constexpr int ACCUMULATORS = 8;  // vectors of sums at a time: they and what they need fit the registers of AVX2
 
 // Rows a kernel exists for; the sums of those that are missing go nowhere.

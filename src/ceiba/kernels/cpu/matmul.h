@@ -6,36 +6,6 @@
 
 // ── int8 family ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// Activations quantized per 32 columns: value = scale · q; `sums` holds Σ value per 16 columns.
-struct QuantRows {
-  int8_t* q;      // [m, cols]
-  float* scale;   // [m, cols / 32]
-  float* sums;    // [m, cols / 16]
-};
-
-inline void quantize_row(const float* x, int64_t cols, int8_t* q, float* scale, float* sums) {
-  for (int64_t b = 0; b < cols / 32; b++) {
-    const float* from = x + 32 * b;
-    vf peak = vf{};
-    for (int i = 0; i < 32; i += W) {
-      vf v = load(from + i);
-      peak = vmax(peak, vmax(v, -v));
-    }
-    float top = hmax(peak), d = top / 127.f, inverse = top > 0.f ? 127.f / top : 0.f;
-    for (int half = 0; half < 2; half++) {
-      int32_t total = 0;
-      for (int i = 16 * half; i < 16 * half + 16; i += W) {
-        vf scaled = load(from + i) * inverse;
-        vi n = __builtin_convertvector(scaled + (scaled < 0.f ? set1(-0.5f) : set1(0.5f)), vi);
-        *reinterpret_cast<quarter_vec*>(q + 32 * b + i) = __builtin_convertvector(n, quarter_vec);
-        for (int l = 0; l < W; l++) total += n[l];
-      }
-      sums[2 * b + half] = d * float(total);
-    }
-    scale[b] = d;
-  }
-}
-
 // Σ over groups [G0, G1) of codes · x, as int32 per row.
 template <Kind K, int G0, int G1>
 inline vi dot_groups(const vb (&w)[8], const int32_t* x) {
@@ -232,30 +202,29 @@ inline void panel_bf16(const uint8_t* panel, const float* x, int64_t stride, int
 
 // ── dispatch ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-// Rows of activations in all forms; `quant.q` is null where the exact family is asked for, `scaled.x` for many rows.
-struct Input {
-  const float* x;
-  int64_t cols;
-  QuantRows quant;
-  ScaledRows scaled;
-  Input rows(int64_t i) const {
-    Input at = *this;
-    at.x += i * cols;
-    if (quant.q) {
-      at.quant.q += i * cols;
-      at.quant.scale += i * (cols / 32);
-      at.quant.sums += i * (cols / 16);
-    }
-    return at;
-  }
-};
-
 #define CEIBA_EACH_QUANT(CASE) \
   CASE(Q4_0) CASE(Q4_1) CASE(Q5_0) CASE(Q5_1) CASE(Q8_0) CASE(Q4_K) CASE(Q5_K) CASE(Q6_K)
 
 // acc [m, 16] += x · (panel p of w)ᵀ
 inline void panel_product(const Matrix& w, int64_t p, const Input& in, int m, float* acc) {
   const uint8_t* panel = w.data + p * w.panel_bytes();
+#if defined(CEIBA_TILES)
+  if (in.split.high || (in.quant.q && m > GEMV_ROWS)) {
+    bool int8 = in.quant.q != nullptr;
+    switch (w.kind) {
+      case Kind::BF16:
+        if (!int8) return panel_tiles_bf16(panel, in.split, w.cols, m, acc);
+        break;
+#define CASE(K)                                                                       \
+  case Kind::K:                                                                       \
+    return int8 ? panel_tiles_int8<Kind::K>(panel, in.quant, w.cols, m, acc)          \
+                : panel_tiles<Kind::K>(panel, in.split, w.cols, m, acc);
+      CEIBA_EACH_QUANT(CASE)
+#undef CASE
+      default: break;
+    }
+  }
+#endif
   if (in.quant.q && format_of(w.kind).quantized) {
     switch (w.kind) {
 #define CASE(K) \

@@ -12,6 +12,12 @@
 #include <string>
 #include <vector>
 
+#if defined(CEIBA_HAS_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "engine.h"
 #include "quantize.h"
 
@@ -33,6 +39,22 @@ void require(bool ok, const char* message) {
   if (!ok) refuse(message);
 }
 
+// Whether tiles may be used: the processor has them, the system saves them, and this process has asked for them, which
+// it must once before its first tile instruction (arch/x86/kernel/fpu/xstate.c).
+bool tiles_allowed() {
+#if defined(CEIBA_HAS_AMX)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25;
+  if ((d & (BF16 | TILE | INT8)) != (BF16 | TILE | INT8)) return false;
+  constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+  static const bool granted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+  return granted;
+#else
+  return false;
+#endif
+}
+
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> found;
 #if defined(__x86_64__)
@@ -41,17 +63,28 @@ std::vector<std::string> instruction_sets() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl")) {
     found.emplace_back("avx512");
-    if (__builtin_cpu_supports("avx512vnni")) found.emplace_back("avx512vnni");
+    if (__builtin_cpu_supports("avx512vnni")) {
+      found.emplace_back("avx512vnni");
+      if (tiles_allowed()) found.emplace_back("amx");
+    }
   }
 #endif
   return found;
 }
 
+// "auto" never means tiles, whose products are near-exact only: kernels.cpu.best_set decides about them.
 // `fixed`: the unit whose sums do not depend on the batch (unit.inc); VNNI has none of its own.
 const Unit* unit_named(const std::string& name, bool fixed) {
   std::vector<std::string> have = instruction_sets();
-  std::string wanted = name == "auto" ? (have.empty() ? "generic" : have.back()) : name;
+  std::string wanted = name;
+  if (name == "auto") {
+    if (!have.empty() && have.back() == "amx") have.pop_back();
+    wanted = have.empty() ? "generic" : have.back();
+  }
   if (wanted == "generic") return fixed ? unit_generic_fixed() : unit_generic();
+#if defined(CEIBA_HAS_EMULATED_AMX)
+  if (wanted == "amx_emulated") return unit_amx_emulated();
+#endif
 #if defined(__x86_64__)
   for (const std::string& set : have) {
     if (set != wanted) continue;
@@ -59,6 +92,9 @@ const Unit* unit_named(const std::string& name, bool fixed) {
     if (fixed) return unit_avx512_fixed();
     if (wanted == "avx512") return unit_avx512();
     if (wanted == "avx512vnni") return unit_avx512vnni();
+#if defined(CEIBA_HAS_AMX)
+    if (wanted == "amx") return unit_amx();
+#endif
   }
 #endif
   refuse("instruction set '" + wanted + "' is not available on this processor");

@@ -1,0 +1,159 @@
+"""Build the CPU kernels by themselves, check every instruction set of this machine against float64, and time it.
+
+Needs g++ (12 or later), cmake, numpy and nanobind; nothing else of Ceiba. ``python benchmarks/cpu/units.py`` builds
+into a temporary folder, ``--module`` takes a built extension instead. ``--emulate`` adds the tile unit with its tiles
+in plain C++, so that everything around the tiles is checked on a machine without them. Exits with 1 if a product is off
+by more than the bound of its family.
+
+Bounds are relative to the size that the products have before they cancel: exact 1e-6, near-exact (tiles) 2e-5, int8
+activations 2e-2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = {  # columns and bytes of a block, offsets of its half-precision scales
+    "F32": (1, 4, ()), "BF16": (1, 2, ()), "Q4_0": (32, 18, (0,)), "Q4_1": (32, 20, (0, 2)), "Q5_0": (32, 22, (0,)),
+    "Q5_1": (32, 24, (0, 2)), "Q8_0": (32, 34, (0,)), "Q4_K": (256, 144, (0, 2)), "Q5_K": (256, 176, (0, 2)),
+    "Q6_K": (256, 210, (208,)),
+}  # fmt: skip
+EXACT, NEAR_EXACT, INT8 = 1e-6, 2e-5, 2e-2
+
+
+def build(folder: Path, emulate: bool) -> Any:
+    """Configure and compile the extension into ``folder``; returns the module."""
+    import nanobind
+
+    flags = [
+        "-DSKBUILD_PROJECT_NAME=ceiba", f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_TYPE=Release",
+        f"-Dnanobind_DIR={nanobind.cmake_dir()}", f"-DCEIBA_EMULATED_UNITS={'ON' if emulate else 'OFF'}",
+    ]  # fmt: skip
+    subprocess.run(["cmake", "-S", str(ROOT), "-B", str(folder), *flags], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["cmake", "--build", str(folder), "-j2"], check=True, stdout=subprocess.DEVNULL)
+    (path,) = folder.rglob("_cpu*.so")
+    return load(path)
+
+
+def load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("_cpu", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def random_source(kind: str, rows: int, cols: int, rng: np.random.Generator) -> np.ndarray:
+    """uint8 [rows, row bytes] of a type: random codes with tame scales, or random values."""
+    block_cols, block_bytes, scales = KINDS[kind]
+    values = rng.normal(size=(rows, cols)).astype(np.float32)
+    if kind == "F32":
+        return values.view(np.uint8)
+    if kind == "BF16":
+        return np.ascontiguousarray(values.view(np.uint16)[:, 1::2]).view(np.uint8)
+    data = rng.integers(0, 256, (rows, cols // block_cols, block_bytes), dtype=np.uint8)
+    for at in scales:
+        chosen = (rng.normal(size=data.shape[:2]) * 0.02).astype(np.float16)
+        data[..., at : at + 2] = chosen[..., None].view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+def packed(module: Any, kind: str, rows: int, cols: int, rng: np.random.Generator) -> Any:
+    source = random_source(kind, rows, cols, rng)
+    out = np.empty(module.packed_size(kind, rows, cols) + 64, np.uint8)
+    out = out[-out.ctypes.data % 64 :][: module.packed_size(kind, rows, cols)]
+    module.pack(module.Context(1, "generic"), kind, source, cols, out)
+    return module.PackedMatrix(kind, rows, cols, out)
+
+
+def check(module: Any, isa: str, kind: str, rng: np.random.Generator) -> list[str]:
+    """Lines for the products of a unit that are wrong."""
+    rows, cols, wrong = 40, 512, []
+    matrix, context = packed(module, kind, rows, cols, rng), module.Context(2, isa)
+    weight = np.empty((rows, cols), np.float32)
+    module.lookup(module.Context(1, "generic"), matrix, np.arange(rows), weight)
+    for m in (1, 2, 3, 4, 5, 7, 8, 9, 16, 33, 300):
+        x = rng.normal(size=(m, cols)).astype(np.float32)
+        expected = x.astype(np.float64) @ weight.T.astype(np.float64)
+        size = np.linalg.norm(np.sqrt(x.astype(np.float64) ** 2 @ weight.T.astype(np.float64) ** 2))
+        for int8 in (False, True):
+            out = np.full((m, rows), np.nan, np.float32)
+            module.linear(context, matrix, x, out, int8)
+            error = np.linalg.norm(out - expected) / size
+            quantized = int8 and KINDS[kind][0] > 1
+            bound = INT8 if quantized else NEAR_EXACT if isa.startswith("amx") else EXACT
+            if not error < bound:
+                wrong.append(f"{isa} {kind} {m} rows{' int8' if int8 else ''}: error {error:.1e}, bound {bound:.0e}")
+    return wrong
+
+
+def best(run: Any, seconds: float) -> float:
+    """Least seconds of a call."""
+    run()
+    found, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        found = min(found, time.perf_counter() - start)
+    return found
+
+
+def timings(module: Any, isa: str, kind: str, threads: int, seconds: float, rng: np.random.Generator) -> str:
+    """GB/s of weights for one row, GFLOP/s for many; 1536 × 768, eight copies for one row so that caches do not hold
+    them alone."""
+    rows, cols = 1536, 768
+    matrices = [packed(module, kind, rows, cols, rng) for _ in range(8)]
+    size = module.packed_size(kind, rows, cols)
+    context, cells = module.Context(threads, isa), []
+    for int8 in (False, True) if KINDS[kind][0] > 1 else (False,):
+        for m in (1, 4, 8, 32, 512):
+            x, out = rng.normal(size=(m, cols)).astype(np.float32), np.empty((m, rows), np.float32)
+
+            def run(x: np.ndarray = x, out: np.ndarray = out, int8: bool = int8) -> None:
+                for matrix in matrices:
+                    module.linear(context, matrix, x, out, int8)
+
+            each = best(run, seconds) / len(matrices)
+            cells.append(f"{size / each / 1e9:6.1f} GB/s" if m == 1 else f"{2 * m * rows * cols / each / 1e9:6.0f} GF")
+    return f"{isa:13} {kind:5} " + " ".join(cells)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--emulate", action="store_true", help="also check the tile unit with tiles in plain C++")
+    parser.add_argument("--module", type=Path, help="a built extension, instead of building one")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0.1, help="per timing; 0 checks only")
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS))
+    args = parser.parse_args()
+    rng, wrong = np.random.default_rng(0), []
+    with tempfile.TemporaryDirectory() as folder:
+        module = load(args.module) if args.module else build(Path(folder), args.emulate)
+        emulated = ["amx_emulated"] if args.emulate and not args.module else []
+        sets = ["generic", *module.instruction_sets(), *emulated]
+        print("instruction sets:", ", ".join(sets), flush=True)
+        for isa in sets:
+            for kind in args.kinds:
+                wrong += check(module, isa, kind, rng)
+        print("\n".join(wrong) or "every product is within its bound", flush=True)
+        if args.seconds > 0:
+            print("columns: 1, 4, 8, 32, 512 rows of x with float32, then with int8 activations")
+            for isa in module.instruction_sets():
+                for kind in args.kinds:
+                    print(timings(module, isa, kind, args.threads, args.seconds, rng), flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+#define CEIBA_UNIT amx
+#define CEIBA_TILES
+#include "unit.inc"
