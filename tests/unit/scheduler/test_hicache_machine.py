@@ -25,7 +25,7 @@ class Tiers(RuleBasedStateMachine):
         policy=st.sampled_from(POLICIES),
         prefetch=st.sampled_from(["best_effort", "wait_complete", "timeout"]),
         eviction=st.sampled_from(["lru", "lfu", "slru", "priority", "tlru"]),
-        schedule=st.sampled_from(["fcfs", "lpm"]),
+        schedule=st.sampled_from(["fcfs", "lpm", "random"]),
         chunk=st.sampled_from([16, 2048]),
         mixed=st.booleans(),
         overlap=st.booleans(),
