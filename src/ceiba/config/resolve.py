@@ -376,8 +376,7 @@ def pool_tokens(work: _Work, fraction: float, dtype: Dtype, kv_dtype: str) -> in
     flags, device, model = work.flags, work.device, work.model
     page = flags.get("page_size") or 1
     per_token = sizing.kv_bytes_per_token(model, kv_dtype)
-    # Without the compiled kernels, and on a GPU, quantized weights are unpacked when they are loaded.
-    weights = sizing.weight_bytes(model, dtype, packed=work.on_cpu and work.compiled, online=quantization(work))
+    weights = _weights(work, dtype)
     if work.on_cpu:
         room = sizing.host_pool_bytes(device.host_free_bytes, fraction, weights)
         most = device.host_free_bytes - weights
@@ -415,6 +414,12 @@ def pool_tokens(work: _Work, fraction: float, dtype: Dtype, kv_dtype: str) -> in
     return int(tokens - tokens % page)
 
 
+def _weights(work: _Work, dtype: Dtype) -> int:
+    """Bytes in memory; without the compiled kernels, and on a GPU, quantized weights are unpacked at the start."""
+    packed = work.on_cpu and work.compiled
+    return sizing.weight_bytes(work.model, dtype, packed=packed, online=quantization(work))
+
+
 def _memory(work: _Work, dtype: Dtype, kv_dtype: str) -> _Memory:
     chunk, prefill = chunk_sizes(work)
     fraction = memory_fraction(work, chunk, prefill)
@@ -423,9 +428,8 @@ def _memory(work: _Work, dtype: Dtype, kv_dtype: str) -> _Memory:
     context = min(wanted, tokens)
     if context < wanted:
         work.notes.append(f"context_len lowered from {wanted} to {context}: the KV pool holds no more tokens.")
-    per_token = work.model.kv_bytes_per_token(sizing.DTYPE_BYTES[kv_dtype])
-    weights = sizing.weight_bytes(work.model, dtype, packed=work.on_cpu and work.compiled)
-    return _Memory(chunk, prefill, fraction, tokens, context, per_token, weights)
+    per_token = sizing.kv_bytes_per_token(work.model, kv_dtype)
+    return _Memory(chunk, prefill, fraction, tokens, context, per_token, _weights(work, dtype))
 
 
 def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:

@@ -15,6 +15,7 @@ SHAPES = (
     KVShape(num_layers=3, num_kv_heads=2, head_dim=8, v_head_dim=4, dtype=torch.bfloat16),
     KVShape(num_layers=2, num_kv_heads=1, head_dim=6, v_head_dim=6, dtype=torch.float32),
     KVShape(num_layers=2, num_kv_heads=1, head_dim=16, v_head_dim=0, dtype=torch.float8_e4m3fn),
+    KVShape(num_layers=2, num_kv_heads=3, head_dim=8, v_head_dim=8, dtype=torch.int8),
 )
 
 
