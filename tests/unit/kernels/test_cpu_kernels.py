@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections.abc import Callable
+
 import gguf
 import numpy as np
 import pytest
@@ -146,6 +151,32 @@ def test_attention_matches_float64(isa: str, dtype: torch.dtype) -> None:
         expected = reference_attention(q, *pools, table, rows, starts, lengths, 0.125)
         error = ((out.double() - expected).norm() / expected.norm()).item()
         assert error < 2e-6, (prefill, decode, shared, error)
+
+
+@pytest.mark.parametrize(
+    ("check", "found"),
+    [
+        (lambda: True, True),
+        (lambda: False, False),
+        (lambda: 1 / 0, False),
+        (lambda: os.kill(os.getpid(), signal.SIGILL), False),
+        (lambda: time.sleep(60), False),
+    ],
+    ids=["right", "wrong", "error", "illegal instruction", "hang"],
+)
+def test_a_check_that_dies_does_not_hold(
+    check: Callable[[], bool], found: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cpu, "CHECK_SECONDS", 0.3)
+    assert cpu.holds(check) is found
+
+
+def test_a_set_that_does_not_work_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu._cpu, "instruction_sets", lambda: ["generic", "avx2", "avx512", "amx"])
+    monkeypatch.setattr(cpu, "agrees", lambda one, other: one == "avx512" and other == "generic")
+    assert cpu.best_set.__wrapped__() == "avx512"
+    monkeypatch.setattr(cpu, "agrees", lambda one, other: os.kill(os.getpid(), signal.SIGILL))
+    assert cpu.best_set.__wrapped__() == "avx2"
 
 
 def test_the_best_set_agrees_with_plain_code() -> None:

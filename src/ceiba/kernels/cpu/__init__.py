@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
+import faulthandler
+import logging
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from functools import cache, partial
 
 import numpy as np
 
@@ -16,21 +23,53 @@ except ImportError:
 
 __all__ = ["_cpu", "available", "best_set"]
 
+log = logging.getLogger(__name__)
+
 NEAR_EXACT = 1e-4
 """Products on tiles are off by less than 2e-5 of their size; a unit that computes something else is off by about 1."""
 
 
+PROVEN = frozenset({"generic", "avx2"})
+"""Sets that are taken unchecked."""
+CHECK_SECONDS = 5.0
+
+
 @cache
 def best_set() -> str:
-    """The fastest instruction set whose products are right here: tiles only where they agree with plain C++ code.
+    """The fastest instruction set that works here, by a check of some milliseconds, once per process.
 
-    The tile unit could not be run on every processor that claims to have tiles, and a virtual machine may claim what it
-    does not do; the check takes a few milliseconds, once per process.
+    A processor may be the first of its kind to run a unit, and a virtual machine may claim instructions that it does
+    not have: whatever a unit does then, a wrong product or an illegal instruction, another one is used.
     """
     sets = [str(name) for name in _cpu.instruction_sets()]
-    if sets and sets[-1] == "amx" and not agrees("amx", "generic"):
-        sets.pop()
+    while sets and sets[-1] not in PROVEN and not holds(partial(agrees, sets[-1], "generic")):
+        log.warning("the CPU kernels for %s do not work on this processor and are not used", sets.pop())
     return sets[-1] if sets else "generic"
+
+
+def holds(check: Callable[[], bool]) -> bool:
+    """Whether ``check`` is true, found out by a forked child, which may die of it. ``check`` must import nothing."""
+    if not hasattr(os, "fork"):
+        return check()
+    np.random.default_rng(0)  # imported here: another thread may hold the import lock while the child runs
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads; the child uses this one alone
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            faulthandler.disable()
+            code = 0 if check() else 1
+        finally:
+            os._exit(code)
+    until = time.monotonic() + CHECK_SECONDS
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return False
+        time.sleep(0.001)
+    return ended[1] == 0
 
 
 def agrees(one: str, other: str) -> bool:
