@@ -49,6 +49,7 @@ _BOUNDS: dict[str, dict[str, float]] = {
 """What the checks of ``validate`` ask of these fields, whichever protocol has them, where it does not depend on the
 model."""
 _REF = "#/components/schemas/{name}"
+EVENTS = "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Operation:
     answer: Any
     event: Any = None
     """The data of one server-sent event, for routes that stream."""
-    event_type: str = "text/event-stream"
+    event_type: str = EVENTS
 
     def streaming(self, media_type: str) -> Operation:
         return replace(self, event_type=media_type)
@@ -115,10 +116,22 @@ class Document:
         if operation.answer is not None:
             content["application/json"] = {"schema": by_type[id(operation.answer)]}
         if operation.event is not None:
-            content[operation.event_type] = {"schema": by_type[id(operation.event)]}
+            event = by_type[id(operation.event)]
+            content[operation.event_type] = {"schema": _sent(event) if operation.event_type == EVENTS else event}
         entry["responses"] = {"200": {"description": "Answer"}, "default": error}
         if content:
             entry["responses"]["200"]["content"] = content
+
+
+def _sent(data: dict[str, Any]) -> dict[str, Any]:
+    """One server-sent event whose data is JSON of the form ``data``, in the words of OpenAPI 3.2."""
+    text = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    return {
+        "type": "object",
+        "description": "One event of the stream. Where the protocol has it, the last one's data is `[DONE]`.",
+        "properties": {"data": text, "event": {"type": "string"}},
+        "required": ["data"],
+    }
 
 
 def _say_what_is_refused(component: dict[str, Any]) -> None:
