@@ -76,7 +76,7 @@ def test_attention_has_the_same_bits_as_one_prefill_in_chunks_and_token_by_token
         where = np.concatenate([table[r, s : s + n] for r, s, n in zip(rows, starts, lengths, strict=True)])
         cpu._cpu.attention(
             context, q[at].numpy(), None, None, pools[0].data_ptr(), pools[1].data_ptr(), slots, kv_heads,
-            dtype == torch.bfloat16, dim**-0.5, np.array(rows, np.int32), np.array(starts, np.int32),
+            str(dtype).removeprefix("torch."), dim**-0.5, np.array(rows, np.int32), np.array(starts, np.int32),
             np.array(lengths, np.int32), prefill, table, where.astype(np.int64), None, out,
         )  # fmt: skip
         return out

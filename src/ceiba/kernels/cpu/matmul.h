@@ -71,7 +71,13 @@ void panel_int8(const uint8_t* panel, const QuantRows& x, int64_t cols, int m, f
 
 // ── exact family ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-constexpr int DEPTH = 256;  // columns that the float32 buffer holds: 16 KiB
+constexpr int DEPTH = 320;  // columns that the float32 buffer holds: 20 KiB
+
+// Columns of one filling of the buffer: equal parts, since a short last one costs as much around its sums as a long one.
+inline int64_t part_of(int64_t cols) {
+  int64_t parts = (cols + DEPTH - 1) / DEPTH;
+  return (cols + 32 * parts - 1) / (32 * parts) * 32;
+}
 
 // acc[i][lane] += Σ_k x[i][k] · panel(k, lane), MT rows at once; `Load` gives panel vectors. Few rows keep several sums
 // each, since one chain of additions would wait for itself. Never inlined: its accumulators need all registers.
@@ -151,14 +157,22 @@ inline void dequantize_block(const uint8_t* head, const uint8_t* body, float* ou
     C::codes(body, v, w);
     Scales s;
     C::scales(head, body, v, s);
+    // A code is masked where it stands in its word; its scale carries the power of two, which rounds nothing.
+    constexpr float AT[4] = {1.f, 0x1p-8f, 0x1p-16f, 0x1p-24f};
+    vf scales[4];
     CEIBA_UNROLL
     for (int g = 0; g < 8; g++) {
       int half = C::HALVES ? g / 4 : 0;
+      if (g == 0 || (C::HALVES && g == 4)) {
+        CEIBA_UNROLL
+        for (int j = 0; j < 4; j++) scales[j] = s.scale[half] * AT[C::SIGNED ? 3 : j];
+      }
       vi codes = (vi)w[g];
       CEIBA_UNROLL
       for (int j = 0; j < 4; j++) {
-        vi code = C::SIGNED ? (codes << (24 - 8 * j)) >> 24 : (codes >> (8 * j)) & 255;
-        store(out + (4 * g + j) * LANES + v * W, to_float(code) * s.scale[half] + s.shift[half]);
+        // Unsigned codes stay below 128, so that the highest one is no sign.
+        vi code = C::SIGNED ? (codes << (24 - 8 * j)) & int32_t(0xff000000u) : codes & (255 << (8 * j));
+        store(out + (4 * g + j) * LANES + v * W, to_float(code) * scales[j] + s.shift[half]);
       }
     }
   }
@@ -169,8 +183,9 @@ void panel_exact(const uint8_t* panel, const float* x, int64_t stride, int64_t c
   using C = Codec<K>;
   alignas(64) float buffer[DEPTH * LANES];
   const uint8_t *head = panel, *body = panel + C::HEAD;
-  for (int64_t k0 = 0; k0 < cols; k0 += DEPTH) {
-    int64_t depth = lmin(DEPTH, cols - k0);
+  const int64_t part = part_of(cols);
+  for (int64_t k0 = 0; k0 < cols; k0 += part) {
+    int64_t depth = lmin(part, cols - k0);
     for (int64_t k = 0; k < depth; k += 32) {
       int64_t b = (k0 + k) / 32;
       if (C::SUPER > 1 && b > 0 && b % C::SUPER == 0) {
