@@ -11,8 +11,6 @@ import warnings
 from collections.abc import Callable
 from functools import cache, partial
 
-import numpy as np
-
 try:
     from ceiba.kernels.cpu import _cpu  # type: ignore[attr-defined]
 
@@ -51,7 +49,8 @@ def holds(check: Callable[[], bool]) -> bool:
     """Whether ``check`` is true, found out by a forked child, which may die of it. ``check`` must import nothing."""
     if not hasattr(os, "fork"):
         return check()
-    np.random.default_rng(0)  # imported here: another thread may hold the import lock while the child runs
+    import numpy.random  # noqa: F401 (here: another thread may hold the import lock while the child runs)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads; the child uses this one alone
         child = os.fork()
@@ -74,6 +73,8 @@ def holds(check: Callable[[], bool]) -> bool:
 
 def agrees(one: str, other: str) -> bool:
     """Whether two instruction sets give the same products of 33 rows, for a plain, a simple and a K type."""
+    import numpy as np  # not for ``--help``
+
     rng = np.random.default_rng(0)
     contexts = [_cpu.Context(1, name) for name in (one, other)]
     x = rng.normal(size=(33, 256)).astype(np.float32)
