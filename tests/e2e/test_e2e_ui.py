@@ -176,8 +176,9 @@ def test_the_live_view_shows_the_tree_and_flushes_it(page: chrome.Browser, keyed
 @pytest.mark.parametrize("view", ["chat", "engine"])
 def test_narrow_screens_scroll_in_one_direction_only(page: chrome.Browser, view: str) -> None:
     page.size(360, 740, dark=True)
-    page.click(f"#tab-{view}")
+    page.click("#tab-engine")
     page.wait("document.querySelector('.tile')")
+    page.click(f"#tab-{view}")
     widths = page.run("[document.documentElement.scrollWidth, document.body.scrollWidth, innerWidth]")
     assert max(widths[:2]) <= widths[2]
     assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
