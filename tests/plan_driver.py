@@ -12,15 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ceiba.config.records import (
-    Config,
-    LaunchConfig,
-    ModelConfig,
-    ObsConfig,
-    RunnerConfig,
-    SchedulerConfig,
-    ServerConfig,
-)
+from ceiba.config.records import Config, ModelConfig, RunnerConfig, SchedulerConfig
 from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.core.step import FUTURE, PrefixGroup, RowOpen, StepOutput, StepPlan, TokenMasks
 from ceiba.runner.worker import ModelRunner
@@ -40,7 +32,7 @@ def make_config(path: str, **options: object) -> Config:
         (owner,) = (name for name, record in records.items() if key in record.__struct_fields__)
         chosen[owner][key] = value
     built = {name: record(**chosen[name]) for name, record in records.items()}  # type: ignore[arg-type]
-    return Config(server=ServerConfig(), obs=ObsConfig(), launch=LaunchConfig(), **built)  # type: ignore[arg-type]
+    return Config(**built)  # type: ignore[arg-type]
 
 
 @dataclass(eq=False)

@@ -12,12 +12,11 @@ import itertools
 import time
 
 import torch
-from kernels import BANDWIDTH, FLOPS, WEIGHTS, attempt, cache, line, rand
+from kernels import BANDWIDTH, FLOPS, WEIGHTS, attempt, decode_case, line, rand
 from timing import replay_us
 
 from ceiba.kernels.triton import moe as experts
 from ceiba.kernels.triton import scaled, skinny
-from ceiba.kernels.triton.decode import DecodeWorkspace, decode
 from ceiba.kernels.triton.quantize import norm_quantize, quantize, silu_mul_quantize
 from ceiba.kernels.triton.route import route
 from ceiba.layers.scaled import Scaled, scale_rows
@@ -150,14 +149,10 @@ def attention(sweep: bool) -> None:
     for heads, kv_heads in ((32, 8), (32, 4)):
         for batch, context in ((1, 1024), (64, 1024), (256, 1024), (32, 16384)):
             size = batch * context * kv_heads * 256
-            pools, table = cache(batch, context, kv_heads, max(1, min(16, int(200e6 / size))))
-            rows = torch.arange(batch, dtype=torch.int32, device="cuda")
-            lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
-            q = rand(batch, heads, 128)
-            work = DecodeWorkspace.allocate(batch, heads, kv_heads, 128, 0, q.device)
+            pools, attend = decode_case(batch, context, heads, kv_heads, max(1, min(16, int(200e6 / size))))
             for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
                 narrow = [(k.to(dtype), v.to(dtype)) for k, v in pools]
-                us = replay_us([lambda k=k, v=v: decode(q, k, v, table, rows, lens, work, 0.09) for k, v in narrow])
+                us = replay_us([lambda k=k, v=v: attend(k, v) for k, v in narrow])
                 line(f"decode {heads}/{kv_heads} {batch} x {context} {dtype}", us, size / BANDWIDTH * 1e6)
 
 

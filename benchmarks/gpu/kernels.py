@@ -121,25 +121,28 @@ def dense(sweep: bool) -> None:
                 line(f"{name} m={m} matmul_parts", ours, floor, note)
 
 
-def cache(batch: int, context: int, kv_heads: int, copies: int) -> tuple[list[tuple[torch.Tensor, ...]], torch.Tensor]:
+def decode_case(
+    batch: int, context: int, heads: int, kv_heads: int, copies: int
+) -> tuple[list[tuple[torch.Tensor, ...]], Callable[[torch.Tensor, torch.Tensor], object]]:
+    """(``copies`` pools of keys and values, decode attention over one of them)."""
     slots = batch * context
     pools = [(rand(slots, kv_heads, 128), rand(slots, kv_heads, 128)) for _ in range(copies)]
     table = torch.randperm(slots, device="cuda").int().view(batch, context)
-    return pools, table
+    rows = torch.arange(batch, dtype=torch.int32, device="cuda")
+    lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+    q = rand(batch, heads, 128)
+    work = DecodeWorkspace.allocate(batch, heads, kv_heads, 128, 0, q.device)
+    return pools, lambda k, v: decode(q, k, v, table, rows, lens, work, 0.09)
 
 
 def decode_attention(sweep: bool) -> None:
     for heads, kv_heads in ((32, 8), (32, 4)):
         for batch, context in ((1, 1024), (1, 32768), (8, 1024), (64, 1024), (256, 1024), (32, 16384)):
             size = batch * context * kv_heads * 512
-            pools, table = cache(batch, context, kv_heads, max(1, min(16, int(200e6 / size))))
-            rows = torch.arange(batch, dtype=torch.int32, device="cuda")
-            lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
-            q = rand(batch, heads, 128)
-            work = DecodeWorkspace.allocate(batch, heads, kv_heads, 128, 0, q.device)
+            pools, attend = decode_case(batch, context, heads, kv_heads, max(1, min(16, int(200e6 / size))))
             for tile in DECODE_TILES if sweep else (None,):
                 kept, decoding.TILE = decoding.TILE, tile
-                us = replay_us([lambda k=k, v=v: decode(q, k, v, table, rows, lens, work, 0.09) for k, v in pools])
+                us = replay_us([lambda k=k, v=v: attend(k, v) for k, v in pools])
                 decoding.TILE = kept
                 name = f"decode {heads}/{kv_heads} batch {batch} context {context} {tile}"
                 line(name, us, size / BANDWIDTH * 1e6)

@@ -22,15 +22,7 @@ from serve import VOCAB, write_model
 from torch.profiler import ProfilerActivity, profile
 
 from ceiba.checkpoint.opening import open_checkpoint
-from ceiba.config.records import (
-    Config,
-    LaunchConfig,
-    ModelConfig,
-    ObsConfig,
-    RunnerConfig,
-    SchedulerConfig,
-    ServerConfig,
-)
+from ceiba.config.records import Config, ModelConfig, RunnerConfig, SchedulerConfig
 from ceiba.core.messages import Generate, ids_to_bytes
 from ceiba.core.sampling import SamplingParams
 from ceiba.runner.worker import ModelRunner
@@ -105,9 +97,6 @@ def build(name: str, flags: set[str], device: str, tokens: int) -> tuple[Schedul
             device=device, attention_backend="triton" if cuda else "torch_native", mem_fraction_static=0.9,
             cpu_kernels=False, kv_cache_dtype="fp8_e4m3" if "kv8" in flags else "auto", **graphs,
         ),
-        server=ServerConfig(),
-        obs=ObsConfig(),
-        launch=LaunchConfig(),
     )  # fmt: skip
     port = Port()
     runner = Clocked(ModelRunner(config, open_checkpoint(path, "dummy")))

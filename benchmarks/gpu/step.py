@@ -19,7 +19,7 @@ from ceiba.attention.shared_prefix import MAX_PARTS, plan_shared
 from ceiba.core.step import PrefixGroup
 from ceiba.kernels.triton import moe as moe_module
 from ceiba.kernels.triton import skinny
-from ceiba.kernels.triton.decode import DecodeWorkspace, NewTokens, decode, decode_new, shared_parts, shared_tile
+from ceiba.kernels.triton.decode import DecodeWorkspace, NewTokens, decode, shared_parts, shared_tile
 from ceiba.kernels.triton.gather import gather_rows
 from ceiba.kernels.triton.linear import gate_up_silu, linear, linear_parts
 from ceiba.kernels.triton.moe import moe
@@ -131,10 +131,18 @@ class Model:
         s, layer = self.shape, self.layers[index]
         k, v = self.pools[index]
         if self.fused and self.shared is None:
-            new = NewTokens(qkv, self.cos_sin, self.positions, self.slots, layer["q_norm"], layer["k_norm"])
-            return decode_new(
-                new, s.heads, k, v, self.table, self.rows, self.lens, self.workspace, s.dim**-0.5, self.head.dtype
-            ).view(self.batch, -1)
+            new = NewTokens(
+                qkv,
+                self.cos_sin,
+                self.positions,
+                self.slots,
+                s.heads,
+                self.head.dtype,
+                layer["q_norm"],
+                layer["k_norm"],
+            )
+            out = decode(new, k, v, self.table, self.rows, self.lens, self.workspace, s.dim**-0.5)
+            return out.view(self.batch, -1)
         q, _, _ = qkv_norm_rope_write(
             qkv, self.cos_sin, self.positions, self.slots, k, v, s.heads, layer["q_norm"], layer["k_norm"],
             dtype=self.head.dtype,

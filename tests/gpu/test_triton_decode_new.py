@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ceiba.kernels.triton.decode import DecodeWorkspace, NewTokens, decode, decode_new
+from ceiba.kernels.triton.decode import DecodeWorkspace, NewTokens, decode
 from ceiba.kernels.triton.rope import qkv_norm_rope_write
 
 B = torch.bfloat16
@@ -62,7 +62,7 @@ def test_equals_two_launches(heads: int, kv_heads: int, dim: int, lens: list[int
     on = lambda values: torch.tensor(values, device=ref.DEVICE, dtype=torch.int32)  # noqa: E731
     positions = on([max(0, length - 1) for length in lens])
     rows, kv_lens = on(range(batch)), on(lens)
-    new = NewTokens(qkv, torch.cat([angle.cos(), angle.sin()], -1), positions, on(slots), *weights)
+    new = NewTokens(qkv, torch.cat([angle.cos(), angle.sin()], -1), positions, on(slots), heads, B, *weights)
     sinks = torch.randn(heads, device=ref.DEVICE) if options.get("sinks") else None
     more = {"window": options.get("window", 0), "softcap": options.get("softcap", 0.0), "sinks": sinks}
     work = DecodeWorkspace.allocate(batch, heads, kv_heads, dim, 0, qkv.device)
@@ -75,9 +75,8 @@ def test_equals_two_launches(heads: int, kv_heads: int, dim: int, lens: list[int
         p.view(torch.uint8)[new.slots.long()] = 0x7F
     work.parts.fill_(float("nan"))
     for _ in range(1 if INTERPRETED else 3):
-        out = decode_new(
-            new, heads, *fused, table, rows, kv_lens, work, dim**-0.5, B, out=ref.poisoned(batch, heads, dim), **more
-        )
+        out = ref.poisoned(batch, heads, dim)
+        decode(new, *fused, table, rows, kv_lens, work, dim**-0.5, out=out, **more)
         assert not work.counters.any()
         assert ref.error(out, wanted) < ref.BF16_BOUND
         assert not out[kv_lens == 0].any()

@@ -192,9 +192,9 @@ class Config(Record, frozen=True, kw_only=True):
     model: ModelConfig
     scheduler: SchedulerConfig
     runner: RunnerConfig
-    server: ServerConfig
-    obs: ObsConfig
-    launch: LaunchConfig
+    server: ServerConfig = ServerConfig()
+    obs: ObsConfig = ObsConfig()
+    launch: LaunchConfig = LaunchConfig()
     grammar: GrammarConfig = GrammarConfig()
     notes: tuple[str, ...] = ()
     """Lines for the start-up log: decisions taken and hints that changed nothing."""

@@ -14,9 +14,7 @@ import pytest
 
 from ceiba.config.records import (
     Config,
-    LaunchConfig,
     ModelConfig,
-    ObsConfig,
     RunnerConfig,
     SchedulerConfig,
     ServerConfig,
@@ -32,8 +30,6 @@ def config(**server) -> Config:
         scheduler=SchedulerConfig(),
         runner=RunnerConfig(),
         server=ServerConfig(**server),
-        obs=ObsConfig(),
-        launch=LaunchConfig(),
     )
 
 

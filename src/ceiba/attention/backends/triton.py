@@ -17,7 +17,6 @@ from ceiba.kernels.triton.decode import (
     DecodeWorkspace,
     NewTokens,
     decode,
-    decode_new,
     shared_parts,
     shared_tile,
 )
@@ -268,9 +267,8 @@ class TritonAttention:
         batch = self._batch
         k_pool, v_pool = pool.k[layer.index], pool.v[layer.index]
         shape = (layer.num_heads, layer.num_kv_heads)
-        return decode_new(
-            NewTokens(qkv, *rotations, batch.slots, *norms, eps),
-            layer.num_heads,
+        return decode(
+            NewTokens(qkv, *rotations, batch.slots, layer.num_heads, dtype, *norms, eps),
             k_pool,
             v_pool,
             batch.slot_table,
@@ -278,7 +276,6 @@ class TritonAttention:
             batch.kv_lens_device,
             self._workspace(qkv.shape[-2], shape, v_pool.shape[2], qkv.device),
             layer.scale,
-            dtype,
             layer.window,
             layer.softcap,
         )

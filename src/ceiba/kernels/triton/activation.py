@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from ceiba.kernels.triton.launch import divide_up, pdl_options, wait_for_predecessor
+from ceiba.kernels.triton.rows import sum_parts
 
 
 @triton.jit
@@ -21,11 +22,8 @@ def _silu_mul(x_ptr, out_ptr, x_stride, part_stride, N, PARTS: tl.constexpr, BLO
     inside = n < N
     wait_for_predecessor(PDL)
     at = x_ptr + row * x_stride + n
-    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(at + N, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        gate += tl.load(at + part * part_stride, mask=inside, other=0.0).to(tl.float32)
-        up += tl.load(at + part * part_stride + N, mask=inside, other=0.0).to(tl.float32)
+    gate = sum_parts(at, inside, part_stride, PARTS)
+    up = sum_parts(at + N, inside, part_stride, PARTS)
     tl.store(out_ptr + row * N + n, (silu(gate) * up).to(out_ptr.dtype.element_ty), mask=inside)
 
 

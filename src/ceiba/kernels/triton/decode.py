@@ -5,7 +5,7 @@ partial softmaxes. Segments whose first slots are the same ones may read them on
 against one stretch of slots, merged exactly with each segment's own part. Grids depend on tensor shapes and on splits
 chosen by the caller, never on lengths, which are read on the device: launches can be captured in a graph.
 
-``decode_new`` takes the raw projection of the new tokens instead of queries: each block norms and rotates what it
+``decode`` of ``NewTokens`` takes their raw projection instead of queries: each block norms and rotates what it
 needs, and the one that holds a segment's end adds the new key and value and writes them to their slots, so that one
 launch does the work of two.
 
@@ -28,6 +28,7 @@ from ceiba.kernels.triton.launch import (
     prefetch_to_l2,
     wait_for_predecessor,
 )
+from ceiba.kernels.triton.rows import sum_parts
 
 TILE: tuple[int, int, int] | None = None
 """Set by the benchmark to try a tile; None: ``decode_tile`` decides."""
@@ -94,14 +95,6 @@ def _attend_slots(
 
 
 @triton.jit
-def _sum_parts(at, mask, part_stride, PARTS: tl.constexpr):
-    x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        x += tl.load(at + part * part_stride, mask=mask, other=0.0).to(tl.float32)
-    return x
-
-
-@triton.jit
 def _rotated(
     at,
     live,
@@ -124,8 +117,8 @@ def _rotated(
     cos = tl.load(cos_sin_at + angle, mask=inside, other=0.0).to(tl.float32)
     sin = tl.load(cos_sin_at + half + angle, mask=inside, other=0.0).to(tl.float32)
     mask = live[:, None] & inside[None, :]
-    x = _sum_parts(at + d[None, :], mask, part_stride, PARTS)
-    y = _sum_parts(at + pair[None, :], mask, part_stride, PARTS)
+    x = sum_parts(at + d[None, :], mask, part_stride, PARTS)
+    y = sum_parts(at + pair[None, :], mask, part_stride, PARTS)
     if NORM:
         scale = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)
         x *= scale[:, None] * tl.load(weight_ptr + d, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -285,7 +278,7 @@ def _decode(
                 at_key = q_at + (HKV * G + kv_head + one)[:, None] * D
                 k = _rotated(at_key, one == 0, k_weight_ptr, turn, part_stride, eps, D, BD, PARTS, QK_NORM)
                 at_value = q_at + (HKV * G + HKV + kv_head + one)[:, None] * D + dv[None, :]
-                v = _sum_parts(at_value, (dv < DV)[None, :], part_stride, PARTS)
+                v = sum_parts(at_value, (dv < DV)[None, :], part_stride, PARTS)
                 # What later steps will read from the slot is what this one attends to.
                 k = k.to(k_ptr.dtype.element_ty)
                 v = v.to(v_ptr.dtype.element_ty)
@@ -551,8 +544,25 @@ def shared_tile(group: int) -> int:
     return SHARED_ROWS // group
 
 
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """What ``decode`` makes queries, keys and values of; tensors as the arguments of ``qkv_norm_rope_write``."""
+
+    qkv: torch.Tensor
+    """[B, (heads + 2·kv_heads)·D], or float32 [P, B, ...] partial sums"""
+    cos_sin: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    num_heads: int
+    dtype: torch.dtype
+    """Of the result."""
+    q_weight: torch.Tensor | None = None
+    k_weight: torch.Tensor | None = None
+    eps: float = 1e-6
+
+
 def decode(
-    q: torch.Tensor,
+    q: torch.Tensor | NewTokens,
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
     slot_table: torch.Tensor,
@@ -575,135 +585,82 @@ def decode(
     tokens only. ``softcap``: c·tanh(x/c) on scaled logits. ``sinks`` [heads]: a logit per head that takes weight and
     gives no value. After ``shared_parts``: own_starts int32 [B], the first position that no shared part covered, and
     shared_counts int32 [B], parts of each segment, at most ``max_shared_parts``. Returns [B, heads, DV].
+
+    q as ``NewTokens``: ``qkv_norm_rope_write`` in the same launch, without shared parts; keys and values have the same
+    head dimension, all of it rotated. A segment of length 0 writes nothing.
     """
-    batch, num_heads, _ = q.shape
+    new = q if isinstance(q, NewTokens) else None
+    source = q.qkv if isinstance(q, NewTokens) else q
     if out is None:
-        out = torch.empty(batch, num_heads, v_pool.shape[2], dtype=q.dtype, device=q.device)
-    lens = rows, kv_lens
-    shared = (own_starts, shared_counts, max_shared_parts)
-    _launch(q, None, k_pool, v_pool, slot_table, lens, workspace, scale, window, softcap, sinks, shared, out)
-    return out
-
-
-@dataclass(frozen=True, slots=True)
-class NewTokens:
-    """What ``decode_new`` makes queries, keys and values of; fields as the arguments of ``qkv_norm_rope_write``."""
-
-    qkv: torch.Tensor
-    """[B, (heads + 2·kv_heads)·D], or float32 [P, B, ...] partial sums"""
-    cos_sin: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    q_weight: torch.Tensor | None = None
-    k_weight: torch.Tensor | None = None
-    eps: float = 1e-6
-
-
-def decode_new(
-    new: NewTokens,
-    num_heads: int,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    slot_table: torch.Tensor,
-    rows: torch.Tensor,
-    kv_lens: torch.Tensor,
-    workspace: DecodeWorkspace,
-    scale: float,
-    dtype: torch.dtype,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """``qkv_norm_rope_write`` and ``decode`` of its queries in one launch, without shared prefixes; keys and values
-    have the same head dimension, all of it rotated. A segment of length 0 gives zeros and writes nothing. Returns
-    [B, heads, D] in ``dtype``.
-    """
-    batch, dim = new.qkv.shape[-2], k_pool.shape[2]
-    if out is None:
-        out = torch.empty(batch, num_heads, dim, dtype=dtype, device=new.qkv.device)
-    shared = (None, None, 0)
-    lens = rows, kv_lens
-    _launch(new.qkv, new, k_pool, v_pool, slot_table, lens, workspace, scale, window, softcap, sinks, shared, out)
-    return out
-
-
-def _launch(
-    q: torch.Tensor,
-    new: NewTokens | None,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    slot_table: torch.Tensor,
-    lens: tuple[torch.Tensor, torch.Tensor],
-    workspace: DecodeWorkspace,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: torch.Tensor | None,
-    shared: tuple[torch.Tensor | None, torch.Tensor | None, int],
-    out: torch.Tensor,
-) -> None:
+        size = (source.shape[-2], new.num_heads) if new else source.shape[:2]
+        out = torch.empty(*size, v_pool.shape[2], dtype=new.dtype if new else source.dtype, device=source.device)
     batch, num_heads, _ = out.shape
-    kv_heads, dim, v_dim = k_pool.shape[1], k_pool.shape[2], v_pool.shape[2]
-    group = num_heads // kv_heads
-    (rows, kv_lens), (own_starts, shared_counts, max_shared_parts) = lens, shared
     if batch == 0:
-        return
-    splits = choose_splits(batch, kv_heads, num_multiprocessors(q.device))
+        return out
+    kv_heads = k_pool.shape[1]
+    splits = choose_splits(batch, kv_heads, num_multiprocessors(source.device))
     parts = max_shared_parts + splits
     if parts * batch * num_heads > workspace.lse.numel() or batch * kv_heads > workspace.counters.numel():
         raise ValueError(f"the decode workspace is too small for a batch of {batch} with {parts} parts; allocate more")
-    unused = rows
-    tile = TILE or decode_tile(batch, kv_heads, group, max(dim, v_dim), out.dtype.itemsize)
-    parts_in = q.shape[0] if q.dim() == 3 and new is not None else 1
-    block, stages, warps = tile
+    # Pointers that a launch does not use are any of the right type.
+    made_of = (new.cos_sin, new.positions, new.slots) if new else (rows, rows, rows)
+    weights = (new.q_weight, new.k_weight) if new else (None, None)
     _decode[(batch, kv_heads, splits)](
-        q,
+        source,
         k_pool,
         v_pool,
         slot_table,
         rows,
         kv_lens,
-        unused if own_starts is None else own_starts,
-        unused if shared_counts is None else shared_counts,
-        q if sinks is None else sinks,
+        rows if own_starts is None else own_starts,
+        rows if shared_counts is None else shared_counts,
+        source if sinks is None else sinks,
         out,
         workspace.parts,
         workspace.lse,
         workspace.counters,
-        unused if new is None else new.cos_sin,
-        unused if new is None else new.positions,
-        unused if new is None else new.slots,
-        q if new is None or new.q_weight is None else new.q_weight,
-        q if new is None or new.k_weight is None else new.k_weight,
-        q.stride(0) if new is None else q.stride(-2),
-        q.stride(0),
+        *made_of,
+        *(source if weight is None else weight for weight in weights),
+        source.stride(-2 if new else 0),
+        source.stride(0),
         k_pool.stride(0),
         slot_table.stride(0),
         batch,
         scale * LOG2E,
         softcap * LOG2E,
-        0.0 if new is None else new.eps,
-        G=group,
-        GP=max(16, power_of_two(group)),
-        HP=power_of_two(group),
-        HKV=kv_heads,
-        D=dim,
-        DV=v_dim,
-        BD=power_of_two(dim),
-        BDV=power_of_two(v_dim),
-        BN=block,
-        SPLITS=splits,
-        LEAST=(128 if splits >= 16 else 256 if splits >= 8 else 1024) // block,
-        LINES=max(1, power_of_two(dim) * k_pool.element_size() // 128),
+        new.eps if new else 0.0,
         SHARED_PARTS=max_shared_parts,
         WINDOW=window,
         SOFTCAP=softcap > 0.0,
         SINKS=sinks is not None,
-        STAGES=stages,
         NEW=new is not None,
-        PARTS=parts_in,
-        QK_NORM=new is not None and new.q_weight is not None,
-        num_warps=warps,
-        **pdl_options(q.device),
+        PARTS=source.shape[0] if new and source.dim() == 3 else 1,
+        QK_NORM=weights[0] is not None,
+        **_tile_options(out, k_pool, v_pool, splits),
+        **pdl_options(source.device),
     )
+    return out
+
+
+def _tile_options(out: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, splits: int) -> dict[str, int]:
+    """Launch options that follow from shapes."""
+    batch, num_heads, _ = out.shape
+    kv_heads, dim, v_dim = k_pool.shape[1], k_pool.shape[2], v_pool.shape[2]
+    group = num_heads // kv_heads
+    block, stages, warps = TILE or decode_tile(batch, kv_heads, group, max(dim, v_dim), out.dtype.itemsize)
+    return {
+        "G": group,
+        "GP": max(16, power_of_two(group)),
+        "HP": power_of_two(group),
+        "HKV": kv_heads,
+        "D": dim,
+        "DV": v_dim,
+        "BD": power_of_two(dim),
+        "BDV": power_of_two(v_dim),
+        "BN": block,
+        "SPLITS": splits,
+        "LEAST": (128 if splits >= 16 else 256 if splits >= 8 else 1024) // block,
+        "LINES": max(1, power_of_two(dim) * k_pool.element_size() // 128),
+        "STAGES": stages,
+        "num_warps": warps,
+    }

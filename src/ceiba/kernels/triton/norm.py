@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from ceiba.kernels.triton.launch import pdl_options, power_of_two, wait_for_predecessor
+from ceiba.kernels.triton.rows import add_residual
 
 
 @triton.jit
@@ -31,15 +32,8 @@ def _add_rms_norm(
     inside = d < D
     weight = tl.load(weight_ptr + d, mask=inside, other=0.0).to(tl.float32) + OFFSET
     wait_for_predecessor(PDL)
-    x = tl.load(x_ptr + row * x_stride + d, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        x += tl.load(x_ptr + part * part_stride + row * x_stride + d, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        at = residual_ptr + row * residual_stride + d
-        x += tl.load(at, mask=inside, other=0.0).to(tl.float32)
-        rounded = x.to(residual_ptr.dtype.element_ty)
-        tl.store(at, rounded, mask=inside)
-        x = rounded.to(tl.float32)
+    at, residual_at = x_ptr + row * x_stride + d, residual_ptr + row * residual_stride + d
+    x = add_residual(at, residual_at, inside, part_stride, PARTS, ADD)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / D + eps)
     tl.store(out_ptr + row * D + d, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
 

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from ceiba.kernels.triton.activation import silu
 from ceiba.kernels.triton.launch import divide_up, pdl_options, power_of_two, wait_for_predecessor
+from ceiba.kernels.triton.rows import add_residual
 
 GROUP = 128
 """Columns of a group."""
@@ -52,13 +53,18 @@ def _quantize(
     scales_stride,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
     GROUPED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
+    inside = d < D
     wait_for_predecessor(PDL)
-    x = tl.load(x_ptr + row * x_stride + d, mask=d < D, other=0.0).to(tl.float32)
+    at = x_ptr + row * x_stride + d
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    if GATED:
+        x = silu(x) * tl.load(at + D, mask=inside, other=0.0).to(tl.float32)
     _store_row(x, values_ptr + row * D, scales_ptr + row * scales_stride, D, BLOCK, GROUPED)
 
 
@@ -88,41 +94,11 @@ def _norm_quantize(
     inside = d < D
     weight = tl.load(weight_ptr + d, mask=inside, other=0.0).to(tl.float32)
     wait_for_predecessor(PDL)
-    x = tl.load(x_ptr + row * x_stride + d, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        x += tl.load(x_ptr + part * part_stride + row * x_stride + d, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        at = residual_ptr + row * residual_stride + d
-        x += tl.load(at, mask=inside, other=0.0).to(tl.float32)
-        rounded = x.to(residual_ptr.dtype.element_ty)
-        tl.store(at, rounded, mask=inside)
-        x = rounded.to(tl.float32)
+    at, residual_at = x_ptr + row * x_stride + d, residual_ptr + row * residual_stride + d
+    x = add_residual(at, residual_at, inside, part_stride, PARTS, ADD)
     y = x * tl.rsqrt(tl.sum(x * x, axis=0) / D + eps) * weight
     if KEEP:
         tl.store(normed_ptr + row * D + d, y.to(normed_ptr.dtype.element_ty), mask=inside)
-    _store_row(y, values_ptr + row * D, scales_ptr + row * scales_stride, D, BLOCK, GROUPED)
-
-
-@triton.jit
-def _silu_mul_quantize(
-    x_ptr,
-    values_ptr,
-    scales_ptr,
-    x_stride,
-    scales_stride,
-    D: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUPED: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, BLOCK)
-    inside = d < D
-    wait_for_predecessor(PDL)
-    at = x_ptr + row * x_stride + d
-    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(at + D, mask=inside, other=0.0).to(tl.float32)
-    y = silu(gate) * up
     _store_row(y, values_ptr + row * D, scales_ptr + row * scales_stride, D, BLOCK, GROUPED)
 
 
@@ -143,7 +119,16 @@ def _warps(columns: int) -> int:
 def quantize(x: torch.Tensor, grouped: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """x [T, D], any float dtype, rows contiguous → values float8_e4m3fn [T, D] and scales float32 [T, 1], or [T, ⌈D /
     GROUP⌉] where ``grouped``."""
-    rows, dim = x.shape
+    return _launch(x, x.shape[1], grouped, gated=False)
+
+
+def silu_mul_quantize(x: torch.Tensor, grouped: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """``quantize`` of silu(gate) · up, for x [T, 2N], gate first."""
+    return _launch(x, x.shape[1] // 2, grouped, gated=True)
+
+
+def _launch(x: torch.Tensor, dim: int, grouped: bool, gated: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = x.shape[0]
     values, scales = _outputs(rows, dim, grouped, x.device)
     if rows:
         _quantize[(rows,)](
@@ -154,6 +139,7 @@ def quantize(x: torch.Tensor, grouped: bool) -> tuple[torch.Tensor, torch.Tensor
             scales.stride(0),
             D=dim,
             BLOCK=_block(dim),
+            GATED=gated,
             GROUPED=grouped,
             num_warps=_warps(dim),
             **pdl_options(x.device),
@@ -197,24 +183,3 @@ def norm_quantize(
             **pdl_options(x.device),
         )
     return normed, values, scales
-
-
-def silu_mul_quantize(x: torch.Tensor, grouped: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """``quantize`` of silu(gate) · up, for x [T, 2N], gate first."""
-    rows, width = x.shape
-    dim = width // 2
-    values, scales = _outputs(rows, dim, grouped, x.device)
-    if rows:
-        _silu_mul_quantize[(rows,)](
-            x,
-            values,
-            scales,
-            x.stride(0),
-            scales.stride(0),
-            D=dim,
-            BLOCK=_block(dim),
-            GROUPED=grouped,
-            num_warps=_warps(dim),
-            **pdl_options(x.device),
-        )
-    return values, scales

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from ceiba.kernels.triton.launch import divide_up, pdl_options, power_of_two, wait_for_predecessor
+from ceiba.kernels.triton.rows import sum_parts
 
 
 @triton.jit
@@ -61,11 +62,8 @@ def _qkv_norm_rope_write(
     sin = tl.load(cos_sin_ptr + position * D + half + d, mask=column, other=0.0).to(tl.float32)
     inside = column[None, :] & (heads < HQ + 2 * HKV)[:, None]
     at = qkv_ptr + token * qkv_stride + heads[:, None] * D + d[None, :]
-    x1 = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    x2 = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        x1 += tl.load(at + part * part_stride, mask=inside, other=0.0).to(tl.float32)
-        x2 += tl.load(at + part * part_stride + half, mask=inside, other=0.0).to(tl.float32)
+    x1 = sum_parts(at, inside, part_stride, PARTS)
+    x2 = sum_parts(at + half, inside, part_stride, PARTS)
     y1 = x1
     y2 = x2
     if QK_NORM:
