@@ -45,12 +45,14 @@ def parser(
     tools: Sequence[Any] = (),
     prompt: str = "",
     vocabulary: Any = None,
+    forced: Sequence[str] = (),
 ) -> OutputParser:
     return OutputParser(
         reasoning_parser(reasoning) if reasoning else None,
         tool_parser(tool, tools) if tool else None,
         prompt=prompt,
         vocabulary=vocabulary,
+        forced=forced,
     )
 
 

@@ -146,7 +146,7 @@ class Choice:
         assert self._output is not None
         events = self._parser.feed(chunk.text, bytes_to_ids(chunk.tokens).tolist() if chunk.count else ())
         if chunk.finish is not None:
-            events += self._parser.finish()
+            events += self._parser.finish(cut=chunk.finish.kind != "stop")
         if self._output.one_call:
             events = [e for e in events if not (isinstance(e, CallStart | Arguments | CallEnd) and e.index > 0)]
         self._events += events

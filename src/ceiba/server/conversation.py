@@ -75,7 +75,7 @@ def engine_request(chat: Chat, front: Front, rid: str, **options: Any) -> Engine
     if tools:
         sampling = _constrained(chat, choice, output, names, front.config.grammar.backend)
         if output is not None and sampling.structural_tag is not None:
-            output = replace(output, spelled=True)
+            output = replace(output, spelled=True, forced=_forced(chat, choice))
     elif choice not in {"none", "auto"}:
         name = names.get("tool_choice", "tool_choice")
         raise BadRequest(f"{name} asks for a call, but the request has no tools.", param=name)
@@ -241,6 +241,13 @@ def _constrained(
             code="not_available",
         )
     return msgspec.structs.replace(sampling, structural_tag=msgspec.json.encode(found).decode())
+
+
+def _forced(chat: Chat, choice: str) -> tuple[str, ...]:
+    """The tools that may be called where nothing but calls may come."""
+    if choice == "auto":
+        return ()
+    return tuple(tool["function"]["name"] for tool in chat.tools) if choice == "required" else (choice,)
 
 
 def _shape_or_calls(chat: Chat, tool: ToolFormat, names: dict[str, str]) -> SamplingParams:

@@ -40,9 +40,12 @@ class OutputFormat:
     spelled: bool = False
     """Whether a grammar writes the markers: it may spell them out in ordinary tokens, and they count all the same."""
 
+    forced: tuple[str, ...] = ()
+    """Where a grammar lets the answer be calls alone: the tools that may be called."""
+
     def parser(self, prompt: str) -> OutputParser:
         vocabulary = None if self.spelled else self.vocabulary
-        return OutputParser(self.reasoning, self.tool, prompt=prompt, vocabulary=vocabulary)
+        return OutputParser(self.reasoning, self.tool, prompt=prompt, vocabulary=vocabulary, forced=self.forced)
 
     @property
     def needs_special_tokens(self) -> bool:

@@ -13,8 +13,9 @@ import pytest
 from ceiba.grammar import tags
 from ceiba.grammar.backends import guidance
 from ceiba.grammar.base import Constraint, Refusal, Spacing, State, Vocabulary
+from ceiba.text.parsers.events import join
 from ceiba.text.parsers.registry import tool_names, tool_parser
-from support.parsing import parser, result
+from support.parsing import bursts, parser, result
 
 EOS = 256
 TOOLS: dict[str, dict[str, Any]] = {
@@ -150,19 +151,46 @@ def check(name: str, offered_tools: list[dict[str, Any]], text: str, *, content:
     return len(calls)
 
 
+def check_cuts(name: str, offered_tools: list[dict[str, Any]], text: str, seed: int, most: int = 20) -> int:
+    """Wherever the length limit cuts ``text``, what comes out is the beginning of the same calls, and no answer.
+    Returns how many cuts fell into arguments."""
+    rng = random.Random(seed)
+    names = [tool["function"]["name"] for tool in offered_tools]
+    _, _, wanted = result(parser(name, tools=offered_tools), [text])
+    inside = 0
+    for cut in rng.sample(range(1, len(text)), min(most, len(text) - 1)):
+        parsing = parser(name, tools=offered_tools, forced=names)
+        found = [e for piece in bursts(text[:cut], cut) for e in parsing.feed(piece)] + parsing.finish(cut=True)
+        answer = join(found)
+        assert answer.content.strip() == "", (text[:cut], answer)
+        for (tool, arguments), call in zip(wanted, answer.calls, strict=False):
+            assert call.name == tool, text[:cut]
+            assert arguments.startswith(call.arguments), (text[:cut], arguments, call.arguments)
+            if call.whole:
+                assert call.arguments == arguments
+            else:
+                assert call is answer.calls[-1]
+                assert call.arguments != arguments, text[:cut]
+                inside += call.arguments != ""
+        assert len(answer.calls) <= len(wanted), (text, cut, answer)
+    return inside
+
+
 def walk_calls(name: str, spelled: bool, walks: int) -> None:
     tools = offered(list(TOOLS))
     form = tool_parser(name, tools)
     found = form.constraint("required")
     assert found is not None
     prepared, vocabulary, tree = compiled(found, () if spelled else marks(form))
-    ended = calls = 0
+    ended = calls = inside = 0
     for seed in range(walks):
         text = Walk(prepared.state(), vocabulary, tree, seed).run()
         if text is not None:
             ended += 1
             calls += check(name, tools, text)
+            inside += check_cuts(name, tools, text, seed)
     assert ended >= walks // 3
+    assert inside
     assert calls >= ended
 
 

@@ -100,6 +100,23 @@ def test_a_stream_is_what_the_sdk_expects_and_adds_up_to_the_whole(client, engin
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 3
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_a_forced_call_that_max_tokens_cuts(client, engine, choice):
+    """The stream brings the arguments as far as they go; a whole message has no half object to give."""
+    engine.speak = f"hm</think>{CALL}"
+    limit = engine.speak.index("rn")
+    fields = {"model": "m", "max_tokens": limit, "messages": MESSAGES, "tools": [WEATHER], "tool_choice": choice}
+    _, block = client.messages.create(**fields).content
+    assert (block.type, block.name, block.input) == ("tool_use", "weather", {})
+    with client.messages.stream(**fields) as stream:
+        events = list(stream)
+        final = stream.get_final_message()
+    deltas = [e.delta for e in events if e.type == "content_block_delta"]
+    assert "".join(d.partial_json for d in deltas if d.type == "input_json_delta") == '{"city": "Be'
+    assert final.stop_reason == "max_tokens"
+    assert [b.type for b in final.content] == ["thinking", "tool_use"]
+
+
 def test_both_ends_of_a_stream_carry_input_counters(client):
     """HAZARD 4."""
     list(client.messages.create(model="m", max_tokens=3, messages=MESSAGES, stream=True))

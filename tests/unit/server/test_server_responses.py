@@ -72,6 +72,20 @@ def test_a_response(client, engine):
     assert answer.id.startswith("resp_")
 
 
+def test_a_forced_call_that_the_limit_cuts_is_incomplete(client, engine):
+    engine.speak = f"hm</think>{CALL}"
+    limit = engine.speak.index("rn")
+    fields = {"model": "m", "input": "hello", "tools": [WEATHER], "tool_choice": "required"}
+    answer = client.responses.create(**fields, max_output_tokens=limit)
+    _, item = answer.output
+    assert (item.type, item.name, item.arguments) == ("function_call", "weather", '{"city": "Be')
+    assert (item.status, answer.status) == ("incomplete", "incomplete")
+    events = list(client.responses.create(**fields, max_output_tokens=limit, stream=True))
+    deltas = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == item.arguments
+    assert events[-1].response.output[1].arguments == item.arguments
+
+
 @pytest.mark.parametrize("burst", [1, 5, 1000])
 def test_a_stream_is_what_the_sdk_expects_and_adds_up_to_the_whole(client, engine, burst):
     engine.burst, engine.speak = burst, SAID

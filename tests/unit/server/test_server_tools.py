@@ -406,3 +406,63 @@ async def test_a_grammar_begins_behind_the_thinking(worlds, opened):
     sent = world.engine.received[-1]
     assert sent.sampling.think_end_ids == ()
     assert not bytes(np_ids(sent.input_ids)).rstrip().endswith(b"<think>")
+
+
+# ── forced calls that the length limit cuts ──────────────────────────────────
+
+FORCED = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zurich, on the lake"}}\n</tool_call>'
+CUT = FORCED.index(", on")
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.fixture
+async def calling(worlds):
+    """A world whose model calls tools and does not think."""
+    return await worlds(make_config(context=4096), template=ThinkingTemplate())
+
+
+@pytest.mark.parametrize("burst", [1, 9, 1000])
+@pytest.mark.parametrize("choice", ["required", NAMED])
+async def test_a_forced_call_that_max_tokens_cuts_is_the_beginning_of_a_call(calling, choice, burst):
+    calling.engine.burst = burst
+    plain = (await whole(calling, FORCED, tool_choice=choice, max_tokens=CUT)).choices[0]
+    assert plain.finish_reason == "length"
+    assert plain.message.content is None
+    assert [(c.function.name, c.function.arguments) for c in plain.message.tool_calls] == [
+        ("weather", '{"city": "Zurich')
+    ]
+    content, _, calls, reasons = joined(await streamed(calling, FORCED, tool_choice=choice, max_tokens=CUT))
+    assert (content, reasons) == ("", ["length"])
+    assert [c[1:] for c in calls] == [["weather", '{"city": "Zurich']]
+
+
+async def test_the_frame_of_a_forced_call_is_no_answer(calling):
+    """The name is known before it is written only where one tool can be called."""
+    for limit in (5, FORCED.index("weather")):
+        message = (await whole(calling, FORCED, tool_choice="required", max_tokens=limit)).choices[0].message
+        assert (message.content, message.tool_calls) == ("", None)
+        named = (await whole(calling, FORCED, tool_choice=NAMED, max_tokens=limit)).choices[0].message
+        assert [(c.function.name, c.function.arguments) for c in named.tool_calls] == [("weather", "")]
+        assert named.content is None
+
+
+async def test_a_call_before_the_cut_one_is_whole(calling):
+    text = f'{FORCED}\n<tool_call>\n{{"name": "time", "arguments": {{"zone": "C'
+    calls = (await whole(calling, text, tool_choice="required", max_tokens=len(text))).choices[0].message.tool_calls
+    assert [c.function.arguments for c in calls] == ['{"city": "Zurich, on the lake"}', '{"zone": "C']
+
+
+async def test_what_a_stop_string_or_no_grammar_cuts_is_no_call(calling):
+    for fields in ({"tool_choice": "auto", "max_tokens": CUT}, {"tool_choice": "required", "stop": ", on"}):
+        message = (await whole(calling, FORCED, **fields)).choices[0].message
+        assert message.tool_calls is None
+        assert message.content == FORCED[:CUT]
+
+
+async def test_thinking_before_a_cut_forced_call_is_thinking(thinking):
+    text = f"hm\n</think>\n\n{FORCED}"
+    message = (await whole(thinking, text, tool_choice="required", max_tokens=text.index(", on"))).choices[0].message
+    assert (message.content, message.reasoning_content) == (None, "hm")
+    assert [c.function.arguments for c in message.tool_calls] == ['{"city": "Zurich']
+    message = (await whole(thinking, text, tool_choice=NAMED, max_tokens=2)).choices[0].message
+    assert (message.content, message.reasoning_content, message.tool_calls) == ("", "hm", None)

@@ -380,7 +380,8 @@ class MessageShape(Shape):
         if answer.content:
             blocks.append({"type": "text", "text": answer.content})
         for call in answer.calls:
-            given = msgspec.json.decode(call.arguments)
+            # Half an object is none: what is missing could be what makes the rest harmless.
+            given = msgspec.json.decode(call.arguments) if call.whole else {}
             blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
         return _encode(self._message(choice, blocks, stop_reason(choice)))
 

@@ -289,7 +289,7 @@ class LineShape(Shape):
         choice = self._choice
         assert choice is not None
         answer = choice.answer
-        calls = [_called(i, call.id, call.name, call.arguments) for i, call in enumerate(answer.calls)]
+        calls = [_called(i, call.id, call.name, call.arguments) for i, call in enumerate(answer.calls) if call.whole]
         line = self._said(answer.content, answer.reasoning, calls) | self._end(choice)
         if self._logprobs and choice.logprobs is not None:
             line["logprobs"] = self._entries(choice.logprobs)

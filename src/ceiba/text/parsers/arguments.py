@@ -10,14 +10,26 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ceiba.text.parsers.literals import JSON, MAX_DEPTH, PYTHON, load, number, parse, quote
-from ceiba.text.parsers.source import Malformed
+from ceiba.text.parsers.literals import (
+    JSON,
+    MAX_DEPTH,
+    PYTHON,
+    Dialect,
+    Literals,
+    ended,
+    load,
+    number,
+    parse,
+    quote,
+    run,
+)
+from ceiba.text.parsers.source import Cut, Malformed
 
 Schema = Mapping[str, Any]
 
 _TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
-_ANY: frozenset[str] = frozenset(_TYPES)
-_STRUCTURED = frozenset({"object", "array"})
+ANY: frozenset[str] = frozenset(_TYPES)
+STRUCTURED = frozenset({"object", "array"})
 
 
 class Tools:
@@ -73,6 +85,22 @@ def object_text(pairs: Sequence[tuple[str, str]]) -> str:
     return "{" + ", ".join(f"{quote(k)}: {v}" for k, v in dict(pairs).items()) + "}"
 
 
+def begun_object(pairs: Sequence[tuple[str, str]], more: str = "") -> str:
+    """`object_text` of whole pairs and the beginning of a further one, not closed."""
+    return object_text(pairs)[:-1] + (", " if pairs and more else "") + more
+
+
+def begun_members(text: str, dialect: Dialect, close: str, assign: str = ":") -> tuple[str, int | None]:
+    """`literals.begun` for members without the brackets around them: what ends them begins with ``close``."""
+    source = ended(text)
+    literals, pairs = Literals(source, dialect), list[tuple[str | None, str]]()
+    try:
+        run(literals.members(close, assign, pairs))
+    except Cut:
+        return begun_object([(k or "", v) for k, v in pairs], "".join(literals.member) + literals.tail), None
+    return object_text([(k or "", v) for k, v in pairs]), source.pos - len(close)
+
+
 def as_object(text: str) -> str:
     """Arguments given as JSON text, as the text of an object: unwraps a string that holds one, null is empty.
 
@@ -103,12 +131,12 @@ def coerce(text: str, schema: Schema, root: Schema) -> str:
     bare = text.strip()
     if "null" in wanted and bare in {"null", "None"}:
         return "null"
-    loose = "string" not in wanted or wanted == _ANY
+    loose = "string" not in wanted or wanted == ANY
     if loose:
         made = _scalar(bare, wanted)
         if made is not None:
             return made
-    if wanted & _STRUCTURED and bare[:1] in {"{", "["}:
+    if wanted & STRUCTURED and bare[:1] in {"{", "["}:
         made = parse(bare, JSON) or parse(bare, PYTHON)
         if made is not None and ("object" if made[0] == "{" else "array") in wanted:
             return made
@@ -137,31 +165,31 @@ def types(schema: Schema, root: Schema, depth: int = 0) -> frozenset[str]:
     """The JSON types that ``schema`` allows, as far as its own words say; all of them if it says nothing."""
     schema = _resolved(schema, root)
     if depth > MAX_DEPTH:
-        return _ANY
+        return ANY
     said = schema.get("type")
     if isinstance(said, str):
         return frozenset({said}) if said in _TYPES else frozenset({_ALIASES.get(said, "string")})
     if isinstance(said, list):
-        return frozenset(t for t in said if t in _TYPES) or _ANY
+        return frozenset(t for t in said if t in _TYPES) or ANY
     if "const" in schema:
         return frozenset({_type_of(schema["const"])})
     if isinstance(schema.get("enum"), list):
-        return frozenset(map(_type_of, schema["enum"])) or _ANY
+        return frozenset(map(_type_of, schema["enum"])) or ANY
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list):
             parts = [types(s, root, depth + 1) for s in schema[word] if isinstance(s, Mapping)]
-            return frozenset().union(*parts) or _ANY
+            return frozenset().union(*parts) or ANY
     if isinstance(schema.get("allOf"), list):
-        made = _ANY
+        made = ANY
         for part in schema["allOf"]:
             if isinstance(part, Mapping):
                 made &= types(part, root, depth + 1)
-        return made or _ANY
+        return made or ANY
     if "properties" in schema or "additionalProperties" in schema:
         return frozenset({"object"})
     if "items" in schema or "prefixItems" in schema:
         return frozenset({"array"})
-    return _ANY
+    return ANY
 
 
 _ALIASES = {

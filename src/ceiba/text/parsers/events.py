@@ -34,7 +34,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A piece of the arguments; all pieces of a call joined are one JSON object."""
+    """A piece of the arguments; all pieces of a call joined are one JSON object, if it ends with a ``CallEnd``."""
 
     index: int
     text: str
@@ -42,6 +42,8 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
+    """A call is whole. A forced call that the length limit cut has no end."""
+
     index: int
 
 
@@ -50,11 +52,12 @@ Event = Content | Reasoning | CallStart | Arguments | CallEnd
 
 @dataclass(slots=True)
 class Call:
-    """One whole tool call. ``arguments`` is the text of a JSON object."""
+    """A tool call. ``arguments`` is the text of a JSON object, of a call that is not ``whole`` only its beginning."""
 
     id: str
     name: str
     arguments: str = ""
+    whole: bool = False
 
 
 @dataclass(slots=True)
@@ -83,8 +86,8 @@ def join(events: Iterable[Event]) -> Answer:
                 arguments[index] = []
             case Arguments(index, text):
                 arguments[index].append(text)
-            case CallEnd():
-                pass
+            case CallEnd(index):
+                calls[index].whole = True
     for index, call in calls.items():
         call.arguments = "".join(arguments[index])
     return Answer("".join(content), "".join(reasoning), [calls[i] for i in sorted(calls)])

@@ -47,9 +47,14 @@ class HarmonyCalls(ToolFormat):
 
 
 def read(
-    source: Source, content: Callable[[str], None], reasoning: Callable[[str], None], calls: Calls | None
+    source: Source,
+    content: Callable[[str], None],
+    reasoning: Callable[[str], None],
+    calls: Calls | None,
+    cut: Callable[[str, str], None],
 ) -> Wait[None]:
-    """All messages of an output whose prompt ended with ``<|start|>assistant``. ``calls`` None: calls are answer."""
+    """All messages of an output whose prompt ended with ``<|start|>assistant``. ``calls`` None: calls are answer.
+    ``cut`` gets tool and text of a call that the output ends in."""
     if not (yield from source.ahead((_CHANNEL, _MESSAGE, _START, "to="))):
         # No header at all: the model just answers.
         yield from _body(source, content)
@@ -58,7 +63,7 @@ def read(
         found = yield from source.until(_HEADER_STOPS, parts.append)
         header = "".join(parts)
         if found == _MESSAGE:
-            yield from _message(source, header, content, reasoning, calls)
+            yield from _message(source, header, content, reasoning, calls, cut)
             continue
         # A header that never came to its message: its words are lost to no one.
         channel, _, rest = _parse(header)
@@ -74,10 +79,11 @@ def _message(
     content: Callable[[str], None],
     reasoning: Callable[[str], None],
     calls: Calls | None,
+    cut: Callable[[str, str], None],
 ) -> Wait[None]:
     channel, recipient, _ = _parse(header)
     if recipient and recipient.startswith("functions.") and calls is not None:
-        yield from _call(source, recipient.removeprefix("functions."), content, calls)
+        yield from _call(source, recipient.removeprefix("functions."), content, calls, cut)
     elif recipient and recipient not in {"assistant", "user"} and calls is not None:
         yield from _body(source, lambda text: None)
     else:
@@ -90,7 +96,9 @@ def _body(source: Source, sink: Callable[[str], None]) -> Wait[None]:
         source.pos -= len(_START)
 
 
-def _call(source: Source, name: str, content: Callable[[str], None], calls: Calls) -> Wait[None]:
+def _call(
+    source: Source, name: str, content: Callable[[str], None], calls: Calls, cut: Callable[[str, str], None]
+) -> Wait[None]:
     source.mark()
     try:
         yield from source.expect("{")
@@ -108,6 +116,8 @@ def _call(source: Source, name: str, content: Callable[[str], None], calls: Call
         if not source.ended:
             content(raw)
             yield from _body(source, content)
+        else:
+            cut(name, source.rest())
     source.release()
 
 

@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from ceiba.text.parsers.source import Cut, Malformed, Source, Wait, markers
+from ceiba.text.parsers.source import Cut, Malformed, Source, T, Wait, markers
 
 MAX_DEPTH = 200
 """Nesting of arguments after which a value counts as malformed: a bound on recursion, ours and the client's."""
@@ -48,6 +48,17 @@ def quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def begun_string(text: str) -> str:
+    """A JSON string that has only begun. Half of a pair of surrogates waits for the other one."""
+    return quote(text[:-1] if text[-1:] and "\ud800" <= text[-1] <= "\udbff" else text)[:-1]
+
+
+def without_begun(text: str, mark: str) -> str:
+    """``text`` without the beginning of ``mark`` that it may end with."""
+    size = next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
+    return text[: len(text) - size]
+
+
 def number(text: str) -> str | None:
     """A number as JSON text (``+5``, ``.5`` and ``5.`` are repaired), or None if it is none."""
     if _JSON_NUMBER.fullmatch(text):
@@ -69,47 +80,77 @@ def load(text: str) -> object:
 
 def parse(text: str, dialect: Dialect = JSON) -> str | None:
     """The whole of ``text`` as JSON text, or None if it is no single value of the dialect."""
-    source = Source()
-    source.push(text)
-    source.end()
+    source = ended(text)
     try:
-        made = _run(Literals(source, dialect).value())
-        _run(source.space())
+        made = run(Literals(source, dialect).value())
+        run(source.space())
     except Malformed:
         return None
     return made if source.pos == len(source.data) else None
 
 
-def _run(waiting: Wait[str] | Wait[None]) -> str:
+def begun(text: str) -> tuple[str, int | None]:
+    """The JSON value that ``text`` begins with, as JSON text, and where it ends in ``text``. Where the text ends first,
+    what was read of the value, and None. Raises Malformed."""
+    source = ended(text)
+    literals, out = Literals(source, JSON), list[str]()
+    try:
+        run(literals.into(out))
+    except Cut:
+        return "".join(out) + literals.tail, None
+    return "".join(out), source.pos
+
+
+def ended(text: str) -> Source:
+    """A source that holds all there will ever be."""
+    source = Source()
+    source.push(text)
+    source.end()
+    return source
+
+
+def run(waiting: Wait[T]) -> T:
+    """What a generator over an ended source returns: it never waits."""
     try:
         next(waiting)
     except StopIteration as stop:
-        return stop.value or ""
+        return stop.value
     raise AssertionError("an ended source never waits")
 
 
 class Literals:
     """Reads values off a source, each returned as JSON text."""
 
-    __slots__ = ("dialect", "source")
+    __slots__ = ("dialect", "member", "source", "tail")
 
     def __init__(self, source: Source, dialect: Dialect) -> None:
         self.source = source
         self.dialect = dialect
+        self.member: list[str] = []
+        """After a Cut inside of `members`: the key and what was whole of the member that the text ended in."""
+        self.tail = ""
+        """After a Cut: the beginning of the string that the text ended in, as JSON text."""
 
     def value(self) -> Wait[str]:
         out: list[str] = []
-        yield from self._value(out, 0)
+        yield from self.into(out)
         return "".join(out)
 
-    def members(self, close: str = "}", assign: str = ":") -> Wait[list[tuple[str | None, str]]]:
-        """(key, JSON text) pairs up to ``close``; the opening bracket is already read.
+    def into(self, out: list[str]) -> Wait[None]:
+        """A value, its text in pieces: they are there after a Cut too."""
+        yield from self._value(out, 0)
+
+    def members(
+        self, close: str = "}", assign: str = ":", pairs: list[tuple[str | None, str]] | None = None
+    ) -> Wait[list[tuple[str | None, str]]]:
+        """(key, JSON text) pairs up to ``close``, put into ``pairs``; the opening bracket is already read.
 
         With ``assign`` "=" they are the arguments of a Python call: a key is None for a positional one.
         """
-        pairs: list[tuple[str | None, str]] = []
+        pairs = [] if pairs is None else pairs
         source = self.source
         while True:
+            self.member = []
             yield from source.space()
             head = yield from source.peek()
             if head == close:
@@ -126,26 +167,37 @@ class Literals:
                 key = yield from self._key()
                 yield from source.expect(assign)
                 yield from source.space()
-                pairs.append((key, (yield from self.value())))
+                pairs.append((key, (yield from self._of(key))))
+
+    def _of(self, key: str) -> Wait[str]:
+        self.member = [quote(key) + ": "]
+        yield from self.into(self.member)
+        return "".join(self.member[1:])
 
     def string(self, delimiter: str) -> Wait[str]:
         """The rest of a string whose opening ``delimiter`` is read, decoded."""
         parts: list[str] = []
         if self.dialect.bare:
             if (yield from self.source.until(markers(delimiter), parts.append)) is None:
+                self.tail = begun_string(without_begun("".join(parts), delimiter))
                 raise Cut
             return "".join(parts)
         stop = markers(delimiter, "\\")
         while True:
             found = yield from self.source.until(stop, parts.append)
             if found is None:
+                self.tail = begun_string(self._decoded(_whole_escapes(parts)))
                 raise Cut
             if found == delimiter:
-                return _decode_python(parts) if self.dialect.python else _decode_json(parts)
+                return self._decoded(parts)
             if not (yield from self.source.peek()):
+                self.tail = begun_string(self._decoded(parts))
                 raise Cut
             parts.append("\\" + self.source.data[self.source.pos])
             self.source.pos += 1
+
+    def _decoded(self, parts: list[str]) -> str:
+        return _decode_python(parts) if self.dialect.python else _decode_json(parts)
 
     def _value(self, out: list[str], depth: int) -> Wait[None]:
         if depth > MAX_DEPTH:
@@ -176,8 +228,10 @@ class Literals:
             raise Malformed
         made = _CONSTANTS.get(text) or number(text)
         if made is None:
+            if source.ended and source.pos == len(source.data):
+                raise Cut
             if not self.dialect.bare:
-                raise Cut if source.ended and source.pos == len(source.data) else Malformed
+                raise Malformed
             made = quote(text)
         return made
 
@@ -257,11 +311,20 @@ class Literals:
         yield from source.space()
         if (yield from source.peek()) == "=":
             source.pos += 1
-            return word, (yield from self.value())
+            return word, (yield from self._of(word))
         made = _CONSTANTS.get(word)
         if made is None:
             raise Cut if source.ended and source.pos == len(source.data) else Malformed
         return None, made
+
+
+def _whole_escapes(parts: list[str]) -> list[str]:
+    """``parts`` of a string that was cut, without an escape whose digits are not all there."""
+    for back in (1, 2):
+        sizes = {"\\u": 4, "\\x": 2, "\\U": 8}
+        if len(parts) >= back and len("".join(parts[len(parts) - back + 1 :])) < sizes.get(parts[-back], 0):
+            return parts[:-back]
+    return parts
 
 
 def _decode_json(parts: list[str]) -> str:

@@ -6,9 +6,9 @@ a call that is none: its text is answer, so nothing is lost. Must never know a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from ceiba.text.parsers import harmony
+from ceiba.text.parsers import forced, harmony
 from ceiba.text.parsers.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
 from ceiba.text.parsers.reasoning.tags import ReasoningFormat
 from ceiba.text.parsers.source import Cut, Malformed, Source, Wait, markers
@@ -46,14 +46,17 @@ class Emitter:
                 self._events.append(self._kind(text))
 
     def add(self, name: str, arguments: str, call_id: str | None = None) -> None:
+        self.begin(name, arguments.replace(BREAK, ""), call_id)
+        self._events.append(CallEnd(self.calls - 1))
+
+    def begin(self, name: str, arguments: str, call_id: str | None = None) -> None:
+        """A call of which there is no more than this."""
         self._settle()
         index = self.calls
         self.calls += 1
-        self._events += [
-            CallStart(index, call_id or self._new_id(), name.replace(BREAK, "")),
-            Arguments(index, arguments.replace(BREAK, "")),
-            CallEnd(index),
-        ]
+        self._events.append(CallStart(index, call_id or self._new_id(), name.replace(BREAK, "")))
+        if arguments:
+            self._events.append(Arguments(index, arguments))
 
     def drain(self) -> list[Event]:
         self._settle()
@@ -132,8 +135,9 @@ class OutputParser:
 
     ``reasoning`` and ``tool`` come from `registry`; either may be None. ``prompt`` is the rendered prompt or its end,
     which tells whether the model is already thinking. With ``vocabulary`` (a tokenizer) and the token ids given to
-    `feed`, markers that the model only spelled out are no markers. Not safe to share among threads; memory is what
-    one unfinished call takes, time linear in the text.
+    `feed`, markers that the model only spelled out are no markers. ``forced``: a grammar lets the answer be calls
+    alone, of these tools. Not safe to share among threads; memory is what one unfinished call takes, time linear in
+    the text.
     """
 
     def __init__(
@@ -143,7 +147,13 @@ class OutputParser:
         *,
         prompt: str = "",
         vocabulary: Vocabulary | None = None,
+        forced: Sequence[str] = (),
     ) -> None:
+        self._forced = forced
+        self._before = 0
+        """Calls that came before the section that is being read."""
+        self._cut = False
+        """Whether the text is over because of the length limit, inside an answer of forced calls."""
         self._reasoning = reasoning
         self._tool = tool
         self._prompt = prompt
@@ -195,12 +205,17 @@ class OutputParser:
             self._step()
         return self._emitter.drain()
 
-    def finish(self) -> list[Event]:
-        """The text is over. What was held back comes out; a call that was cut short is none."""
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """The text is over. What was held back comes out; a call that was cut short is none. ``cut``: it was the length
+        limit; a forced call, which cannot be anything else, then comes out as far as it was written."""
         if self._waiting is None:
             return []
         if self._special is not None:
             self._source.push(self._special.flush())
+        self._cut = cut and bool(self._forced)
+        if self._cut and not self.thinking and self._begun(self._source.left.lstrip()):
+            self._waiting = None
+            return self._emitter.drain()
         self._source.end()
         self._step()
         assert self._waiting is None
@@ -219,7 +234,7 @@ class OutputParser:
         reasoning = self._reasoning
         if self._channels:
             calls = self._emitter if self._tool else None
-            yield from harmony.read(self._source, self._answered, self._thought_of, calls)
+            yield from harmony.read(self._source, self._answered, self._thought_of, calls, self._cut_call)
             return
         if reasoning is not None and reasoning.passed:
             self._content.emit(reasoning.begins[0])
@@ -234,7 +249,8 @@ class OutputParser:
 
     def _answered(self, text: str) -> None:
         self.thinking = False
-        self._content.emit(text)
+        if not self._cut:  # then it is the header of a call
+            self._content.emit(text)
 
     def _thought_of(self, text: str) -> None:
         self.thinking = True
@@ -337,7 +353,7 @@ class OutputParser:
         """A call, or a section of calls; what of it is none becomes answer."""
         source = self._source
         source.mark(len(opener))
-        before = self._emitter.calls
+        before = self._before = self._emitter.calls
         try:
             yield from tool.region(source, opener, self._calls)
         except Cut:
@@ -352,3 +368,27 @@ class OutputParser:
         source.release()
         if self._emitter.calls > before:
             self._content.hold = True
+
+    # ── forced calls that were cut ──────────────────────────────────────────
+
+    def _begun(self, raw: str) -> bool:
+        """The calls of ``raw``, which the text ends with; whether it is what forced calls may be. Formats are not asked
+        whether a call is over: they take the end of the text for a sign of it."""
+        assert self._tool is not None
+        try:
+            calls = forced.read(self._tool, self._forced, raw, self._emitter.calls - self._before)
+        except Malformed:
+            return False
+        for call in calls:
+            (self._emitter.add if call.whole else self._emitter.begin)(call.name, call.arguments, call.id)
+        return True
+
+    def _cut_call(self, name: str, body: str) -> None:
+        """A call in a channel of its own."""
+        if not self._cut or self._tool is None:
+            return
+        try:
+            arguments, end = self._tool.begun(name, body)
+        except Malformed:
+            return
+        (self._emitter.begin if end is None else self._emitter.add)(name, arguments)

@@ -105,6 +105,11 @@ class Source:
     def release(self) -> None:
         self._kept = None
 
+    @property
+    def left(self) -> str:
+        """All that is unread, and what was read since ``mark`` where that holds; reads nothing."""
+        return (self.since() if self._kept is not None else "") + self.data[self.pos :]
+
     # ── reading ─────────────────────────────────────────────────────────────
 
     def more(self) -> Wait[bool]:

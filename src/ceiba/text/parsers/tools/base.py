@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from ceiba.core.errors import BadRequest
 from ceiba.text.parsers.arguments import Tools
+from ceiba.text.parsers.literals import begun
 from ceiba.text.parsers.source import Source, Wait
 
 
@@ -53,6 +54,16 @@ class ToolFormat:
         """Read a call or a section of calls behind ``opener`` ("" for a bare one). Raises Malformed."""
         raise NotImplementedError
         yield
+
+    def begun(self, name: str, body: str) -> tuple[str, int | None]:
+        """The arguments of a call of ``name`` whose text between the frame is ``body`` and what follows it: JSON text,
+        and where in ``body`` they end. Where ``body`` ends first, what it says of them (the beginning of the JSON text
+        that they would have been), and None. ``body`` is as a grammar of `body` makes it. Raises Malformed."""
+        return begun(body)
+
+    def own_id(self, begin: str) -> str | None:
+        """The id that the model gave a call, which stands in the begin of its frame."""
+        return None
 
     def new_id(self) -> str:
         if self.short_ids:

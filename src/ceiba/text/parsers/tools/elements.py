@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ceiba.text.parsers.arguments import object_text
-from ceiba.text.parsers.literals import parse, quote
+from ceiba.text.parsers.arguments import ANY, STRUCTURED, begun_object, object_text, types
+from ceiba.text.parsers.literals import begun, begun_string, parse, quote, without_begun
 from ceiba.text.parsers.source import Cut, Malformed, Source, Wait, markers
 from ceiba.text.parsers.tools.base import Calls, ToolFormat
 from ceiba.text.parsers.tools.json_calls import MiniMaxM1
@@ -149,6 +149,46 @@ class Elements(ToolFormat):
 
     def frame(self, name: str) -> tuple[str, str]:
         raise NotImplementedError
+
+    def begun(self, name: str, body: str) -> tuple[str, int | None]:
+        """Of a value that is cut, its key alone, or the beginning of a text, object or list where it can be nothing
+        else."""
+        opened, closed = self.argument()
+        begin = re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>.*?)", re.escape(opened)))
+        pairs: list[tuple[str, str]] = []
+        at = 0
+        while found := begin.match(body, at):
+            key, start = found["key"], found.end()
+            is_string = self._is_string(found.groupdict())
+            cut, skipped = self._value(name, key, body[start:], is_string)
+            end = body.find(closed, start + skipped)
+            if end < 0:
+                return begun_object(pairs, f"{quote(key)}: {cut}"), None
+            pairs.append((key, self._json(name, key, body[start:end], is_string)))
+            at = end + len(closed)
+        rest, close = body[at:], self.frame(name)[1].strip()
+        if rest.startswith(close) or (close.startswith(rest) and not opened.startswith(rest)):
+            return object_text(pairs), at
+        return begun_object(pairs), None
+
+    def _value(self, name: str, key: str, text: str, is_string: bool | None) -> tuple[str, int]:
+        """Of a value that ``text`` begins with: what can be said of it if it is cut, and how much of ``text`` holds no
+        end of it: a list or an object may have the family's marks inside."""
+        schema = self.tools.parameter(name, key)
+        kinds = types(schema, self.tools.schema(name)) if schema is not None else frozenset({"string"})
+        if is_string or (is_string is None and kinds == {"string"}):
+            return begun_string(without_begun(text, self.argument()[1])), 0
+        listed = is_string is False or (bool(kinds & STRUCTURED) and kinds != ANY)
+        if listed and text.lstrip()[:1] in {"{", "["}:
+            said, end = begun(text)
+            return said, len(text) if end is None else end
+        return "", 0
+
+    def _is_string(self, said: Mapping[str, str]) -> bool | None:
+        """Whether a value is a string, where the begin of its element says it (``said``: what that begin holds)."""
+        if "is_string" in said:
+            return said["is_string"] == "true"
+        return said["type"] == "string" if "type" in said else None
 
     def body(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """``{key}`` in ``open`` is the argument's name; strings stand bare, other values are JSON."""
@@ -389,6 +429,9 @@ class HunyuanAny(ToolFormat):
 
     def frame(self, name: str) -> tuple[str, str]:
         return HunyuanOpen(self.tools).frame(name)
+
+    def begun(self, name: str, body: str) -> tuple[str, int | None]:
+        return HunyuanOpen(self.tools).begun(name, body)
 
     def body(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         return HunyuanOpen(self.tools).body(schema)

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ceiba.text.parsers.arguments import Schema, coerce, object_text, part, types
-from ceiba.text.parsers.literals import MAX_DEPTH, quote
+from ceiba.text.parsers.arguments import Schema, begun_object, coerce, object_text, part, types
+from ceiba.text.parsers.literals import MAX_DEPTH, begun_string, ended, quote, run, without_begun
 from ceiba.text.parsers.source import Cut, Malformed, Source, Wait, markers
 from ceiba.text.parsers.tools.base import Calls, ToolFormat
 
@@ -74,6 +74,28 @@ class MiniMaxM3(ToolFormat):
 
     def frame(self, name: str) -> tuple[str, str]:
         return f'{_NS}<invoke name="{name}">', f"{_NS}</invoke>\n"
+
+    def begun(self, name: str, body: str) -> tuple[str, int | None]:
+        """Of an element that is cut, its name alone, or the beginning of its text where it can be nothing else."""
+        source, pairs, root = ended(body), list[tuple[str, str]](), self.tools.schema(name)
+        tag, start = "", 0
+        try:
+            while True:
+                tag, start = "", source.pos
+                run(source.expect(_NS))
+                tag = run(self._tag(source))
+                if tag.startswith("/"):
+                    return object_text(pairs), start
+                start = source.pos
+                node = run(self._node(source, tag, 1))
+                pairs.append((tag, _json(node, self.tools.parameter(name, tag), root)))
+        except Cut:
+            if not tag:
+                return begun_object(pairs), None
+        text, schema = body[start:], self.tools.parameter(name, tag)
+        is_text = _NS not in text and (schema is None or types(schema, root) == {"string"})
+        value = begun_string(without_begun(text, _NS)) if is_text else ""
+        return begun_object(pairs, f"{quote(tag)}: {value}"), None
 
     def body(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         return {

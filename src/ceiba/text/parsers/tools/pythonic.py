@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ceiba.text.parsers.arguments import object_text
+from ceiba.text.parsers.arguments import begun_members, object_text
 from ceiba.text.parsers.literals import GEMMA, PYTHON, Literals
 from ceiba.text.parsers.source import Cut, Malformed, Source, Wait
 from ceiba.text.parsers.tools.base import Calls, ToolFormat
@@ -95,6 +95,9 @@ class Pythonic(ToolFormat):
     def frame(self, name: str) -> tuple[str, str]:
         return f"{name}(", ")"
 
+    def begun(self, name: str, body: str) -> tuple[str, int | None]:
+        return begun_members(body, PYTHON, ")", "=")
+
     def body(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "pythonic", "schema": schema}
 
@@ -133,6 +136,9 @@ class Gemma4(ToolFormat):
 
     def frame(self, name: str) -> tuple[str, str]:
         return f"<|tool_call>call:{name}{{", "}<tool_call|>"
+
+    def begun(self, name: str, body: str) -> tuple[str, int | None]:
+        return begun_members(body, GEMMA, "}")
 
     def body(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "gemma", "schema": schema}

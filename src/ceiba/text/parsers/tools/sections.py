@@ -106,5 +106,8 @@ class KimiK2(Sections):
         match = _KIMI_ID.fullmatch(head.strip())
         return (match[1], head.strip()) if match else ("", None)
 
+    def own_id(self, begin: str) -> str | None:
+        return begin.removeprefix(self.begin).removesuffix(self.middle)
+
     def frame(self, name: str) -> tuple[str, str]:
         return f"{self.begin}functions.{name}:{{index0}}{self.middle}", self.end
