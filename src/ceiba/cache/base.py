@@ -41,8 +41,8 @@ class Node:
     """
 
     __slots__ = (
-        "children", "data", "end_hash", "handles", "hits", "last_access", "locks", "namespace", "parent", "pins",
-        "priority", "queued", "reach", "residence", "start",
+        "branch", "children", "data", "end_hash", "handles", "hits", "last_access", "locks", "namespace", "parent",
+        "pins", "priority", "queued", "reach", "residence", "start",
     )  # fmt: skip
 
     def __init__(self, namespace: str, data: bytes, handles: dict[str, Int32], parent: Node | None) -> None:
@@ -51,6 +51,8 @@ class Node:
         self.handles = handles
         self.children: dict[bytes, Node] = {}
         """First page's bytes -> child."""
+        self.branch: Node | None = None
+        """The child on the path that was used last, where somebody noted it: the compiled loops look there first."""
         self.parent = parent
         """None: a root, or a node that has left the tree."""
         self.locks = 0

@@ -127,14 +127,23 @@ def _audit_tiers(cache: TieredCache) -> None:
         raise LedgerError("host slots wait for an operation that has ended")
 
 
+def _audit_children(nodes: list[Node]) -> None:
+    for node in nodes:
+        children = node.children.values()
+        if any(child.parent is not node for child in children):
+            raise LedgerError("a cache node's child names another parent")
+        if node.branch is not None and all(child is not node.branch for child in children):
+            raise LedgerError("a cache node remembers a child that it does not have")
+
+
 def _audit_tree(cache: RadixCache, ledger: Ledger) -> None:
     locked = cached = 0
-    for node in cache.nodes():
+    nodes = cache.nodes()
+    _audit_children([*cache.roots.values(), *nodes])
+    for node in nodes:
         for name, handles in node.handles.items():
             if len(handles) != len(node):
                 raise LedgerError(f"a node of {len(node)} tokens holds {len(handles)} handles of component {name}")
-        if any(child.parent is not node for child in node.children.values()):
-            raise LedgerError("a cache node's child names another parent")
         if sum(child.locks for child in node.children.values()) > node.locks:
             raise LedgerError("a cache node is locked less often than its children")
         above = node.parent

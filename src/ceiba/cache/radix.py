@@ -213,12 +213,16 @@ class RadixCache:
         node.start += at
         self.version += 1
         upper.children[node.data[: self._page_bytes]] = node
+        if parent.branch is node:
+            parent.branch, upper.branch = upper, node
         return upper
 
     def _remove(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
         del parent.children[node.data[: self._page_bytes]]
+        if parent.branch is node:
+            parent.branch = None
         node.parent = None
         if parent.evictable:
             self._queue.push(parent)

@@ -66,6 +66,8 @@ class Twin:
             (*(getattr(node, name) for name in fields), node.handles[FULL].tolist()) for node in self.cache.nodes()
         ]
         cache = self.cache
+        for node in (*cache.roots.values(), *cache.nodes()):  # what is looked at first must not outlive its place
+            assert node.branch is None or any(child is node.branch for child in node.children.values())
         return sorted(nodes), cache.evictable, cache.locked, cache.version, sorted(cache.roots)
 
 
@@ -93,6 +95,29 @@ def test_both_forms_give_the_same_answers_and_leave_the_same_tree(steps, page, p
     for name, *args in steps:
         assert getattr(native, name)(*args) == getattr(python, name)(*args), name
         assert native.picture() == python.picture(), name
+
+
+@needs_native
+def test_the_child_used_last_is_looked_at_first_and_only_first():
+    """Whatever it says: the other children, those that nothing begins with, and a child that is gone are as ever."""
+    cache = RadixCache(paths=NATIVE)
+    for tail in ([5, 5], [6, 6], [7], [8, 1], [9, 9, 9]):
+        cache.insert(key([1, 2, *tail]), {FULL: np.arange(2 + len(tail), dtype=np.int32)})
+    top = cache.match(key([1, 2])).path[0]
+    for tail in ([5, 5], [9, 9, 9], [8, 1], [7], [6, 6]):
+        match = cache.match(key([1, 2, *tail]))
+        assert match.length == 2 + len(tail)
+        cache.unlock(cache.lock(match))
+        assert top.branch is match.path[1]
+        assert cache.match(key([1, 2, 4])).length == 2
+        assert cache.match(key([1, 2, tail[0], 0])).length == 3
+    assert top.branch.tokens.tolist() == [6, 6]
+    held = cache.lock(cache.match(key([1, 2, 6])))  # cut between the two
+    assert (top.branch, held.branch.tokens.tolist()) == (held, [6])
+    cache.unlock(held)
+    cache.evict(100)
+    assert top.branch is None
+    assert cache.match(key([1, 2, 6])).length == 0
 
 
 @needs_native

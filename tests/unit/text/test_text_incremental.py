@@ -28,7 +28,9 @@ def test_any_split_gives_the_text(name: str, text: str, sizes: list[int], skip: 
     ids = tokenizer.encode(text, add_special=False, parse_special=False).tolist()
     stream = TextStream(tokenizer, skip_special_tokens=skip)
     pieces = [stream.push_many(part) for part in split(ids, sizes)]
-    assert "".join(pieces) + stream.flush() == text
+    # SentencePiece writes a space as this character, and cannot tell them apart afterwards.
+    wanted = text.replace("\u2581", " ") if name == "spm" else text
+    assert "".join(pieces) + stream.flush() == wanted
     assert all("\ufffd" not in p for p in pieces) or "\ufffd" in text
 
 

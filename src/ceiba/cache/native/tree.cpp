@@ -25,9 +25,12 @@ Py_ssize_t common_prefix(const int32_t* a, const int32_t* b, Py_ssize_t n) {
 }
 
 class PathOps {
+  static constexpr Py_ssize_t FEW = 4;
+
  public:
   explicit PathOps(nb::type_object node) : type_(std::move(node)) {
     children_ = slot("children");
+    branch_ = slot("branch");
     data_ = slot("data");
     parent_ = slot("parent");
     locks_ = slot("locks");
@@ -47,16 +50,11 @@ class PathOps {
     PyObject* node = check(root);
     Py_ssize_t at = 0;
     while (at + page <= length) {
-      PyObject* children = get(node, children_);
-      if (!PyDict_Check(children)) throw nb::type_error("walk: a node's children are no dictionary");
-      nb::object head = nb::steal(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(want + at), 4 * page));
-      if (!head.is_valid()) throw nb::python_error();
-      PyObject* child = PyDict_GetItemWithError(children, head.ptr());
-      if (!child) {
-        if (PyErr_Occurred()) throw nb::python_error();
-        break;
-      }
+      PyObject* child = recent(node, want + at, page);
+      if (!child) child = find(dict(node), want + at, page);
+      if (!child) break;
       check(child);
+      __builtin_prefetch(get(child, branch_));
       path.append(nb::handle(child));
       PyObject* data = bytes(child);
       Py_ssize_t have = PyBytes_GET_SIZE(data) / 4, most = have < length - at ? have : length - at;
@@ -76,6 +74,7 @@ class PathOps {
   Py_ssize_t lock(nb::handle node, nb::handle clock, bool hit) const {
     Py_ssize_t gained = 0;
     for (PyObject* at = node.ptr(); below_root(at); at = get(at, parent_)) {
+      note(get(at, parent_), at);
       long locks = number(at, locks_);
       if (locks == 0) gained += size(at);
       put(at, locks_, PyLong_FromLong(locks + 1));
@@ -102,8 +101,11 @@ class PathOps {
 
   // Marks the nodes of an inserted path as used now, by a request of `priority` that reached `reach` tokens.
   void touch(nb::list path, nb::handle clock, long priority, long reach) const {
+    PyObject* above = nullptr;
     for (nb::handle item : path) {
       PyObject* node = check(item);
+      if (above && get(node, parent_) == above) note(above, node);
+      above = node;
       put(node, last_access_, Py_NewRef(clock.ptr()));
       if (number(node, priority_) < priority) put(node, priority_, PyLong_FromLong(priority));
       if (number(node, reach_) < reach) put(node, reach_, PyLong_FromLong(reach));
@@ -153,6 +155,54 @@ class PathOps {
     return member->offset;
   }
 
+  PyObject* dict(PyObject* node) const {
+    PyObject* children = get(node, children_);
+    if (!PyDict_Check(children)) throw nb::type_error("a cache node's children are no dictionary");
+    return children;
+  }
+
+  // A path through a large tree is a chase from one cache miss to the next. The child that was used last, if it begins
+  // with the `page` tokens at `want`, costs one of them; null if it is another.
+  PyObject* recent(PyObject* node, const int32_t* want, Py_ssize_t page) const {
+    PyObject* child = get(node, branch_);
+    if (child == Py_None) return nullptr;
+    PyObject* data = bytes(check(child));
+    Py_ssize_t size = 4 * page;
+    if (PyBytes_GET_SIZE(data) < size || get(child, parent_) != node) return nullptr;
+    return std::memcmp(PyBytes_AS_STRING(data), want, size_t(size)) == 0 ? child : nullptr;
+  }
+
+  void note(PyObject* node, PyObject* child) const {
+    if (get(node, branch_) != child) put(check(node), branch_, Py_NewRef(child));
+  }
+
+  // The child that begins with the `page` tokens at `want`, null if there is none. Few children are looked through as
+  // they lie, which asks for their memory all at once, where a look-up would hash first and then follow one pointer
+  // after the other.
+  static PyObject* find(PyObject* children, const int32_t* want, Py_ssize_t page) {
+    Py_ssize_t size = 4 * page, at = 0;
+    PyObject *key, *child;
+    if (PyDict_GET_SIZE(children) > FEW) {
+      nb::object head = nb::steal(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(want), size));
+      if (!head.is_valid()) throw nb::python_error();
+      child = PyDict_GetItemWithError(children, head.ptr());
+      if (!child && PyErr_Occurred()) throw nb::python_error();
+      return child;
+    }
+    PyObject *keys[FEW], *found[FEW];
+    int count = 0;
+    while (PyDict_Next(children, &at, &key, &child)) {
+      __builtin_prefetch(key);
+      __builtin_prefetch(child);
+      keys[count] = key, found[count++] = child;
+    }
+    for (int i = 0; i < count; i++)
+      if (PyBytes_Check(keys[i]) && PyBytes_GET_SIZE(keys[i]) == size &&
+          std::memcmp(PyBytes_AS_STRING(keys[i]), want, size_t(size)) == 0)
+        return found[i];
+    return nullptr;
+  }
+
   PyObject* check(nb::handle node) const {
     if (!PyObject_TypeCheck(node.ptr(), reinterpret_cast<PyTypeObject*>(type_.ptr())))
       throw nb::type_error("not a node of the prefix tree");
@@ -194,7 +244,7 @@ class PathOps {
   }
 
   nb::type_object type_;
-  Py_ssize_t children_, data_, parent_, locks_, hits_, last_access_, priority_, reach_, handles_;
+  Py_ssize_t branch_, children_, data_, parent_, locks_, hits_, last_access_, priority_, reach_, handles_;
 };
 
 }  // namespace
