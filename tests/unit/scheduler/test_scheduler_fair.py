@@ -11,13 +11,15 @@ from ceiba.config.records import SchedulerConfig
 from ceiba.scheduler import fair
 from ceiba.scheduler.simulate import simulate
 from ceiba.scheduler.traces import make_trace
-from support.scheduler_world import make_world, prompt
+from support.scheduler_world import VOCAB, make_world, prompt
 
 ON = {"fair_share": "routing-key"}
 
 
 def ask(world, rid, tenant, n=10, new=10, seed=None):
-    tokens = prompt(abs(hash(rid)) % 2**31 if seed is None else seed, n)
+    """Without ``seed`` no prompt begins as one of the last fifty did: what is cached is free, and would shift turns."""
+    count = len(world.asked)
+    tokens = [count % VOCAB, *prompt(count, n - 1)] if seed is None else prompt(seed, n)
     world.ask(rid, tokens, max_new_tokens=new, ignore_eos=True, tenant=tenant)
 
 
