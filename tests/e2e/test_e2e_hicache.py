@@ -63,6 +63,18 @@ def until_stored(server: LiveServer, pages: int) -> None:
         time.sleep(0.05)
 
 
+def until_restored(server: LiveServer, tokens: int) -> str:
+    """The metrics, once they say so: the scheduler's counters come with its next heartbeat."""
+    deadline = time.monotonic() + 30
+    while True:
+        metrics = server.get("/metrics").text
+        restored = float(re.search(r"sglang:load_back_tokens_total\{[^}]*\} (\S+)", metrics).group(1))
+        if restored >= tokens:
+            return metrics
+        assert time.monotonic() < deadline, f"{restored} of {tokens} tokens"
+        time.sleep(0.05)
+
+
 def stop_hard(server: LiveServer) -> None:
     for process in server.family():
         process.send_signal(signal.SIGKILL)
@@ -85,9 +97,7 @@ def test_host_memory_serves_what_the_device_lost(tmp_path):
         usage = server.post("/v1/completions", body).json()["usage"]["prompt_tokens_details"]
         assert usage["cached_tokens"] == LENGTH - 1
         assert usage["cached_tokens_by_tier"]["host"] > 0
-        metrics = server.get("/metrics").text
-        restored = float(re.search(r"sglang:load_back_tokens_total\{[^}]*\} (\S+)", metrics).group(1))
-        assert restored >= 3 * (LENGTH - 65)
+        metrics = until_restored(server, 3 * (LENGTH - 65))
         assert re.search(r'sglang:cached_tokens_total\{cache_source="host",[^}]*\} [1-9]', metrics)
         nodes = server.get("/cache/tree").json()["namespaces"][0]["children"]
         assert {tier for node in nodes for tier in node["tiers"]} >= {"device", "host"}
