@@ -42,22 +42,27 @@ class HostBatch:
 
 
 def host_groups(groups: list[PrefixGroup], num_segments: int) -> Any:
-    """Nested prefix groups as runs of positions: a child serves its members from where its parent ends."""
+    """Nested prefix groups as runs of positions: a child serves its members from where its parent ends.
+
+    Cut at the kernels' spans of positions, so that grouping changes no bit of what a row gives.
+    """
+    span = cpu._cpu.ATTENTION_SPAN
     ordered = sorted(groups, key=lambda group: group.length)
     covered = np.zeros(num_segments, np.int32)
     begins, ends, firsts, counts, members = [], [], [], [], []
     used = 0
     for group in ordered:
         begin = int(covered[group.segments[0]])
-        if group.length <= begin:
+        end = group.length // span * span
+        if end <= begin:
             continue
         begins.append(begin)
-        ends.append(group.length)
+        ends.append(end)
         firsts.append(used)
         counts.append(len(group.segments))
         members.append(group.segments)
         used += len(group.segments)
-        covered[group.segments] = group.length
+        covered[group.segments] = end
     if not members:
         return None
     arrays = [np.array(values, np.int32) for values in (begins, ends, firsts, counts)]

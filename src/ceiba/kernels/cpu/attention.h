@@ -1,12 +1,13 @@
 // Paged attention for prefill and decode. Included by each instruction-set unit inside its anonymous namespace.
 //
 // A task is a set of query rows that look at the same run of positions of one KV head: a tile of a prefill segment, one
-// decode segment (its group of query heads), or many decode segments under a shared prefix. Runs are cut into spans; a
-// task leaves (max, sum, weighted values) per row and span, and spans merge exactly by log-sum-exp (Dao et al. 2022).
+// decode segment (its group of query heads), or many decode segments under a shared prefix. Each row has a state per span
+// of positions, (max, sum, weighted values), and its spans merge front to back by log-sum-exp (Dao et al. 2022). Spans are
+// cut at the same positions in prefill, in decode and under shared prefixes, and every sum inside one has one order: what a
+// row gives does not depend on which tasks computed it.
 
 constexpr int TILE = 64;          // positions a tile holds
-// Decode: positions a task covers. In a fixed order a row's positions are one task, as they are in prefill.
-constexpr int SPAN = FIXED_ORDER ? 1 << 30 : 512;
+constexpr int SPAN = ATTENTION_SPAN;
 constexpr int QUERY_TOKENS = 16;  // prefill: tokens a task covers
 constexpr int MAX_DIM = 256;
 
@@ -27,6 +28,7 @@ struct DecodeTasks {
   bool merge;             // whether any segment has more than one partial
 };
 
+// Spans of positions [from, to); `from` begins one.
 inline int64_t span_count(int64_t from, int64_t to) { return to > from ? (to - from + SPAN - 1) / SPAN : 0; }
 
 inline int64_t count_decode_tasks(const AttentionPlan& p, int kv_heads, int64_t* members) {
@@ -110,62 +112,135 @@ inline void fold_scores(Rows& r, int m, int dim, int count) {
   }
 }
 
-// Scores of few rows (m ≤ 4·heads in a group): dot products along the head dimension, straight from the pool.
-template <Kv K>
-inline void scores_direct(const float* q, const uint8_t* k, const int32_t* slots, int64_t stride, int m, int dim,
-                          int count, float* score) {
+// Sums of the lanes of eight vectors, in the order that `hsum` takes.
+inline void hsum8(const vf (&v)[8], float* out) {
+#if defined(__AVX2__)
+  __m256 half[8], quarter[4], two[2];
+  CEIBA_UNROLL
+  for (int i = 0; i < 8; i++) {
+#if defined(__AVX512F__)
+    half[i] = _mm256_add_ps(_mm512_castps512_ps256((__m512)v[i]), _mm512_extractf32x8_ps((__m512)v[i], 1));
+#else
+    half[i] = (__m256)v[i];
+#endif
+  }
+  CEIBA_UNROLL
+  for (int i = 0; i < 4; i++)  // vectors i and i + 4 side by side
+    quarter[i] = _mm256_add_ps(_mm256_permute2f128_ps(half[i], half[i + 4], 0x20),
+                               _mm256_permute2f128_ps(half[i], half[i + 4], 0x31));
+  CEIBA_UNROLL
+  for (int i = 0; i < 2; i++) {
+    __m256d a = _mm256_castps_pd(quarter[2 * i]), b = _mm256_castps_pd(quarter[2 * i + 1]);
+    two[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+  }
+  _mm256_storeu_ps(out, _mm256_add_ps(_mm256_shuffle_ps(two[0], two[1], 0x88), _mm256_shuffle_ps(two[0], two[1], 0xdd)));
+#else
+  for (int i = 0; i < 8; i++) out[i] = hsum(v[i]);
+#endif
+}
+
+// Scores of R rows and C positions, R · C = 8: dot products along the head dimension, each one chain.
+template <int R, int C>
+CEIBA_INLINE void score_block(const float* q, const float* keys, int dim, float (&out)[8]) {
+  vf sum[8] = {};
+  for (int d = 0; d < dim; d += W) {
+    vf key[C];
+    CEIBA_UNROLL
+    for (int j = 0; j < C; j++) key[j] = load(keys + j * dim + d);
+    CEIBA_UNROLL
+    for (int i = 0; i < R; i++) {
+      vf row = load(q + i * dim + d);
+      CEIBA_UNROLL
+      for (int j = 0; j < C; j++) sum[i * C + j] = fmadd(row, key[j], sum[i * C + j]);
+    }
+  }
+  hsum8(sum, out);
+}
+
+// score [m, TILE] of a tile's keys [TILE, dim]; positions up to the next multiple of 8 get some score too.
+inline void scores(const float* q, const float* keys, int m, int dim, int count, float* score) {
+  float out[8];
+  int i = 0;
+  for (; i + 2 <= m; i += 2)
+    for (int j = 0; j < count; j += 4) {
+      score_block<2, 4>(q + i * dim, keys + j * dim, dim, out);
+      std::memcpy(score + i * TILE + j, out, 16);
+      std::memcpy(score + (i + 1) * TILE + j, out + 4, 16);
+    }
+  if (i < m)
+    for (int j = 0; j < count; j += 8) {
+      score_block<1, 8>(q + i * dim, keys + j * dim, dim, out);
+      std::memcpy(score + i * TILE + j, out, 32);
+    }
+}
+
+// A tile's keys or values as float32 [TILE, dim].
+template <Kv K, bool STEPS>
+inline void read_tile(const uint8_t* from, const int32_t* slots, int64_t stride, int dim, int count, float* out) {
   for (int j = 0; j < count; j++) {
-    const uint8_t* head = k + slots[j] * stride;
-    vf key[MAX_DIM / W];
-    for (int d = 0; d < dim; d += W) key[d / W] = kv_load<K>(head, d);
-    float step = kv_step<K>(head, dim);
-    for (int i = 0; i < m; i++) {
-      vf sum = vf{}, more = vf{};
-      for (int d = 0; d < dim; d += 2 * W) {
-        sum += load(q + i * dim + d) * key[d / W];
-        more += load(q + i * dim + d + W) * key[d / W + 1];
-      }
-      score[i * TILE + j] = K == Kv::I8 ? hsum(sum + more) * step : hsum(sum + more);
+    const uint8_t* head = from + slots[j] * stride;
+    for (int d = 0; d < dim; d += W) {
+      vf value = kv_load<K>(head, d);
+      store(out + j * dim + d, STEPS && K == Kv::I8 ? value * kv_step<K>(head, dim) : value);
     }
   }
 }
 
-// Keys of a tile, transposed into panels of 16 positions [panel][dim][16], for the matrix kernel.
-template <Kv K>
-inline void gather_keys(const uint8_t* k, const int32_t* slots, int64_t stride, int dim, int count, float* panels) {
-  float row[MAX_DIM];
-  for (int j = 0; j < (count + LANES - 1) / LANES * LANES; j++) {
-    float* to = panels + (j / LANES) * dim * LANES + j % LANES;
-    if (j < count) {
-      const uint8_t* head = k + slots[j] * stride;
-      float step = kv_step<K>(head, dim);
-      for (int d = 0; d < dim; d += W) store(row + d, K == Kv::I8 ? kv_load<K>(head, d) * step : kv_load<K>(head, d));
-      for (int d = 0; d < dim; d++) to[d * LANES] = row[d];
-    } else {
-      for (int d = 0; d < dim; d++) to[d * LANES] = 0.f;
+// out [R, V vectors] += Σ_j weight[i][j] · value(j), one chain of additions over the positions.
+template <int R, int V, class Value>
+CEIBA_INLINE void weigh_block(const float* weight, const Value& value, int count, float* out, int dim) {
+  vf sum[R][V];
+  CEIBA_UNROLL
+  for (int i = 0; i < R; i++) {
+    CEIBA_UNROLL
+    for (int x = 0; x < V; x++) sum[i][x] = load(out + i * dim + x * W);
+  }
+  for (int j = 0; j < count; j++) {
+    vf v[V];
+    CEIBA_UNROLL
+    for (int x = 0; x < V; x++) v[x] = value(j, x);
+    CEIBA_UNROLL
+    for (int i = 0; i < R; i++) {
+      vf w = set1(weight[i * TILE + j]);
+      CEIBA_UNROLL
+      for (int x = 0; x < V; x++) sum[i][x] = fmadd(w, v[x], sum[i][x]);
     }
+  }
+  CEIBA_UNROLL
+  for (int i = 0; i < R; i++) {
+    CEIBA_UNROLL
+    for (int x = 0; x < V; x++) store(out + i * dim + x * W, sum[i][x]);
   }
 }
 
-// One tile for the rows in `q` [m, dim] (scaled already). `limit[i]`: positions row i may see in this tile, or null.
+// Never inlined: its sums need all registers.
+template <int R, int V, class Value>
+__attribute__((noinline)) void weigh(const float* weight, const Value& value_at, int count, float* out, int dim) {
+  for (int d = 0; d < dim; d += V * W)
+    weigh_block<R, V>(weight, [&](int j, int x) __attribute__((always_inline)) { return value_at(j, d + x * W); }, count,
+                      out + d, dim);
+}
+
+template <class Value>
+inline void weigh_rows(const float* weight, const Value& value, int m, int count, float* out, int dim) {
+  constexpr int WIDE = 32 / W < 4 ? 32 / W : 4;  // vectors: head dimensions are multiples of 32
+  int i = 0;
+  for (; i + 6 <= m; i += 6) weigh<6, 2>(weight + i * TILE, value, count, out + i * dim, dim);
+  for (; i + 3 <= m; i += 3) weigh<3, WIDE>(weight + i * TILE, value, count, out + i * dim, dim);
+  for (; i < m; i++) weigh<1, WIDE>(weight + i * TILE, value, count, out + i * dim, dim);
+}
+
+// One tile for the rows in `q` [m, dim] (scaled already). `limit[i]`: positions row i may see in this tile, or null. Never
+// inlined: compiled once, it rounds alike for every kind of task.
 template <Kv K>
-inline void attend_tile(const AttentionShape& shape, const void* k, const void* v, const int32_t* slots, int kv_head,
-                        const float* q, int m, int count, const int32_t* limit, Rows& r, float* panels) {
+__attribute__((noinline)) void attend_tile(const AttentionShape& shape, const void* k, const void* v, const int32_t* slots, int kv_head,
+                        const float* q, int m, int count, const int32_t* limit, Rows& r, float* tile) {
   int dim = shape.head_dim;
   int64_t head_bytes = kv_bytes<K>(dim), stride = shape.kv_heads * head_bytes;
   const uint8_t *keys = static_cast<const uint8_t*>(k) + kv_head * head_bytes;
   const uint8_t *values = static_cast<const uint8_t*>(v) + kv_head * head_bytes;
-  if (FIXED_ORDER || m <= 8) {
-    scores_direct<K>(q, keys, slots, stride, m, dim, count, r.score);
-  } else {
-    gather_keys<K>(keys, slots, stride, dim, count, panels);
-    for (int j = 0; j < count; j += LANES) {
-      for (int i = 0; i < m; i++)
-        for (int x = 0; x < NV; x++) store(r.score + i * TILE + j + x * W, vf{});
-      const float* panel = panels + j / LANES * dim * LANES;
-      multiply(q, dim, dim, FloatPanel{panel}, m, r.score + j, TILE);
-    }
-  }
+  read_tile<K, true>(keys, slots, stride, dim, count, tile);
+  scores(q, tile, m, dim, count, r.score);
   if (limit)
     for (int i = 0; i < m; i++)
       for (int j = limit[i] < 0 ? 0 : limit[i]; j < count; j++) r.score[i * TILE + j] = -1e30f;
@@ -175,10 +250,24 @@ inline void attend_tile(const AttentionShape& shape, const void* k, const void* 
       float step = kv_step<K>(values + slots[j] * stride, dim);
       for (int i = 0; i < m; i++) r.score[i * TILE + j] *= step;
     }
-  for (int d = 0; d < dim; d += LANES) {
-    auto at = [&](int64_t j, int x) { return kv_load<K>(values + slots[j] * stride, d + x * W); };
-    multiply(r.score, TILE, count, at, m, r.out + d, dim);
+  if (m <= 6) {  // every value is read once: straight from the pool
+    weigh_rows(r.score, [&](int j, int d) __attribute__((always_inline)) { return kv_load<K>(values + slots[j] * stride, d); },
+               m, count, r.out, dim);
+  } else {
+    read_tile<K, false>(values, slots, stride, dim, count, tile);
+    weigh_rows(r.score, [&](int j, int d) __attribute__((always_inline)) { return load(tile + j * dim + d); }, m, count,
+               r.out, dim);
   }
+}
+
+// Merges the state of a later span into (top, sum, out). Never inlined: compiled once, it rounds alike for everyone.
+__attribute__((noinline)) void merge_span(int dim, float& top, float& sum, float* out, float span_top, float span_sum,
+                                          const float* span_out) {
+  float both = top > span_top ? top : span_top;
+  float keep = vexp(set1(top - both))[0], add = vexp(set1(span_top - both))[0];
+  top = both;
+  sum = sum * keep + span_sum * add;
+  for (int d = 0; d < dim; d += W) store(out + d, fmadd(load(span_out + d), set1(add), load(out + d) * keep));
 }
 
 inline void reset_rows(Rows& r, int m, int dim) {
@@ -191,24 +280,40 @@ inline void reset_rows(Rows& r, int m, int dim) {
 
 // Bytes of scratch one thread needs for tasks of up to `m` rows.
 inline size_t thread_scratch(int m, int dim) {
-  return sizeof(float) * (size_t(m) * (TILE + 2 * dim + 3) + size_t(TILE) * dim) + 1024;
+  return sizeof(float) * (size_t(m) * (TILE + 3 * dim + 5) + size_t(TILE) * dim) + 1024;
 }
 
 struct Scratch {
-  Rows rows;
-  float *q, *panels;
+  Rows rows;              // of the span at hand
+  float *q, *tile;
+  float *out, *top, *sum; // of the spans before it
   int32_t* limit;
   Scratch(uint8_t* memory, int m, int dim) {
     float* at = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory) + 63) & ~uintptr_t(63));
-    panels = at, at += TILE * dim;
+    tile = at, at += TILE * dim;
     q = at, at += m * dim;
+    out = at, at += m * dim;
     rows.out = at, at += m * dim;
     rows.score = at, at += m * TILE;
     rows.top = at, at += m;
     rows.sum = at, at += m;
+    top = at, at += m;
+    sum = at, at += m;
     limit = reinterpret_cast<int32_t*>(at);
   }
 };
+
+// Puts the state of the span at hand behind those before it.
+inline void end_span(Scratch& s, int m, int dim, bool first) {
+  if (first) {
+    std::swap(s.out, s.rows.out);
+    std::swap(s.top, s.rows.top);
+    std::swap(s.sum, s.rows.sum);
+    return;
+  }
+  for (int i = 0; i < m; i++)
+    merge_span(dim, s.top[i], s.sum[i], s.out + i * dim, s.rows.top[i], s.rows.sum[i], s.rows.out + i * dim);
+}
 
 template <Kv K>
 inline void prefill_task(const AttentionShape& shape, const AttentionPlan& p, int64_t segment, int64_t token0,
@@ -224,16 +329,22 @@ inline void prefill_task(const AttentionShape& shape, const AttentionPlan& p, in
   reset_rows(s.rows, m, dim);
   int32_t begin = p.starts[segment] + first, end = begin + count;
   for (int32_t at = 0; at < end; at += TILE) {
+    if (at > 0 && at % SPAN == 0) {
+      end_span(s, m, dim, at == SPAN);
+      reset_rows(s.rows, m, dim);
+    }
     int tile = imin(TILE, end - at);
     bool masked = at + tile > begin + 1;
     if (masked)
       for (int i = 0; i < m; i++) s.limit[i] = begin + i / group + 1 - at;
-    attend_tile<K>(shape, k, v, slots + at, kv_head, s.q, m, tile, masked ? s.limit : nullptr, s.rows, s.panels);
+    attend_tile<K>(shape, k, v, slots + at, kv_head, s.q, m, tile, masked ? s.limit : nullptr, s.rows, s.tile);
   }
+  if (end > SPAN) end_span(s, m, dim, false);
+  else std::swap(s.out, s.rows.out), std::swap(s.sum, s.rows.sum);
   for (int i = 0; i < m; i++) {
     float* to = out + ((token0 + first + i / group) * shape.heads + kv_head * group + i % group) * dim;
-    float inverse = 1.f / s.rows.sum[i];
-    for (int d = 0; d < dim; d += W) store(to + d, load(s.rows.out + i * dim + d) * inverse);
+    float inverse = 1.f / s.sum[i];
+    for (int d = 0; d < dim; d += W) store(to + d, load(s.out + i * dim + d) * inverse);
   }
 }
 
@@ -255,7 +366,7 @@ inline void decode_task(const AttentionShape& shape, const AttentionPlan& p, con
     reset_rows(s.rows, m, dim);
     for (int32_t at = task.from; at < task.to; at += TILE)
       attend_tile<K>(shape, k, v, slots + at, task.kv_head, s.q, m, imin(TILE, task.to - at), nullptr, s.rows,
-                        s.panels);
+                        s.tile);
     for (int i = 0; i < m; i++) {
       int32_t seg = segment[i / group];
       int head = task.kv_head * group + i % group;
@@ -278,17 +389,15 @@ inline void merge_parts(const AttentionShape& shape, const AttentionPlan& p, con
   int dim = shape.head_dim, n = d.part_count[segment];
   int64_t step = int64_t(shape.heads) * (dim + 2);
   const float* part = parts + d.part_base[segment] * step + int64_t(head) * (dim + 2);
-  float top = -1e30f, sum = 0.f;
-  for (int i = 0; i < n; i++) top = part[i * step + dim] > top ? part[i * step + dim] : top;
   float* to = out + ((token_base + segment - p.num_prefill) * shape.heads + head) * dim;
-  for (int x = 0; x < dim; x += W) store(to + x, vf{});
-  for (int i = 0; i < n; i++) {
+  std::memcpy(to, part, sizeof(float) * size_t(dim));
+  float top = part[dim], sum = part[dim + 1];
+  for (int i = 1; i < n; i++) {
     const float* from = part + i * step;
-    float weight = vexp(set1(from[dim] - top))[0];
-    sum += from[dim + 1] * weight;
-    for (int x = 0; x < dim; x += W) store(to + x, load(to + x) + load(from + x) * weight);
+    merge_span(dim, top, sum, to, from[dim], from[dim + 1], from);
   }
-  for (int x = 0; x < dim; x += W) store(to + x, load(to + x) * (1.f / sum));
+  float inverse = 1.f / sum;
+  for (int x = 0; x < dim; x += W) store(to + x, load(to + x) * inverse);
 }
 
 // ── one layer's attention, run by every thread of the team ──────────────────────────────────────────────────────────

@@ -65,7 +65,7 @@ struct Codec<Kind::Q8_0> {
   static constexpr int BLOCK = 544, SUPER = 1, HEAD = 0, PER_MADD = 1;
   static constexpr bool SIGNED = true, HALVES = false, NIBBLES = false;
   static CEIBA_INLINE vb extra(const uint8_t*, int, int) { return vb{}; }
-  static CEIBA_INLINE vb group(const uint8_t* b, int g, int v, vb) { return load_bytes(b + 32 + 64 * g + v * W * 4) ^ 128; }
+  static CEIBA_INLINE vb group(const uint8_t* b, int g, int v, vb) { return load_bytes(b + 32 + 64 * g + v * W * 4); }
   static CEIBA_INLINE void codes(const uint8_t* b, int v, vb (&w)[8]) {
     CEIBA_UNROLL
     for (int g = 0; g < 8; g++) w[g] = load_bytes(b + 32 + 64 * g + v * W * 4);

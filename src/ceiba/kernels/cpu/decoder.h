@@ -4,7 +4,7 @@
 // Work inside a stage is handed out by a shared counter (one per stage, zeroed before the run): a core that the front
 // end disturbs simply takes fewer panels.
 
-constexpr int ROW_CHUNK = TILES ? 256 : 64;     // activation rows a panel meets at once: their int8 form stays in the cache
+constexpr int ROW_CHUNK = TILES ? 256 : 64;     // activation rows a panel meets at once: their integers stay in the cache
 constexpr int STAGES = 8;         // counters a layer uses
 
 inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
@@ -27,59 +27,60 @@ inline void rotate(float* head, const float* cos, const float* sin, int dim) {
   }
 }
 
-// Activations of a stage in the forms its products read: float32, int8 if asked, scaled for few rows.
+// Activations of a stage in the forms that its products read.
 struct Activations {
   float* x;
   QuantRows quant;
-  ScaledRows scaled;
+  WideRows wide;
   SplitRows split;
 };
 
-inline bool few(int64_t tokens) { return tokens <= GEMV_ROWS; }
+inline bool few(int64_t tokens) { return tokens <= 8; }
+inline bool in_tiles(int64_t tokens) { return TILES && tokens > GEMV_ROWS; }
 
-inline size_t activation_bytes(int64_t tokens, int64_t cols, bool int8) {
-  size_t values = size_t(tokens * cols), bytes = aligned(values * 4), tiled = size_t(tile_rows(tokens) * cols);
-  if (int8) return bytes + aligned(tiled) + aligned(values / 32 * 4) + aligned(values / 16 * 4);
-  if (few(tokens)) {
-    size_t padded = size_t(gemv_rows(tokens) * cols);
-    bytes += aligned(padded * 4) + aligned(padded / 16 * 4);
-  } else if (TILES) {
-    bytes += 2 * aligned(tiled * 2) + aligned(values / 16 * 4);
-  }
+inline size_t activation_bytes(int64_t tokens, int64_t cols, const Forms& forms) {
+  size_t values = size_t(tokens * cols), tiled = size_t(tile_rows(tokens) * cols);
+  size_t scales = aligned(values / 32 * 4) + aligned(values / 16 * 4), bytes = aligned(values * 4);
+  if (forms.int8) bytes += aligned(tiled) + scales;
+  if (forms.wide) bytes += (in_tiles(tokens) ? 2 * aligned(tiled) : aligned(values * 2)) + scales;
+  if (forms.split && in_tiles(tokens)) bytes += 2 * aligned(tiled * 2);
   return bytes;
 }
 
-inline Activations carve_activations(uint8_t*& at, int64_t tokens, int64_t cols, bool int8) {
+inline Activations carve_activations(uint8_t*& at, int64_t tokens, int64_t cols, const Forms& forms) {
   size_t values = size_t(tokens * cols), tiled = size_t(tile_rows(tokens) * cols);
+  auto floats = [&](size_t count) { return reinterpret_cast<float*>(carve(at, count * 4)); };
   Activations a{};
-  a.x = reinterpret_cast<float*>(carve(at, values * 4));
-  if (int8) {
-    a.quant.q = reinterpret_cast<int8_t*>(carve(at, tiled));
-    a.quant.scale = reinterpret_cast<float*>(carve(at, values / 32 * 4));
-    a.quant.sums = reinterpret_cast<float*>(carve(at, values / 16 * 4));
-  } else if (few(tokens)) {
-    size_t padded = size_t(gemv_rows(tokens) * cols);
-    a.scaled.x = reinterpret_cast<float*>(carve(at, padded * 4));
-    a.scaled.sums = reinterpret_cast<float*>(carve(at, padded / 16 * 4));
-  } else if (TILES) {
+  a.x = floats(values);
+  if (forms.int8) a.quant = {reinterpret_cast<int8_t*>(carve(at, tiled)), floats(values / 32), floats(values / 16)};
+  if (forms.wide && in_tiles(tokens)) {
+    a.wide.high = reinterpret_cast<int8_t*>(carve(at, tiled));
+    a.wide.low = carve(at, tiled);
+  } else if (forms.wide) {
+    a.wide.q = reinterpret_cast<int16_t*>(carve(at, values * 2));
+  }
+  if (forms.wide) {
+    a.wide.scale = floats(values / 32);
+    a.wide.sums = floats(values / 16);
+  }
+  if (forms.split && in_tiles(tokens)) {
     a.split.high = reinterpret_cast<uint16_t*>(carve(at, tiled * 2));
     a.split.low = reinterpret_cast<uint16_t*>(carve(at, tiled * 2));
-    a.split.sums = reinterpret_cast<float*>(carve(at, values / 16 * 4));
   }
   return a;
 }
 
-// Fills the other forms of one row of `tokens` in `a` from `x`.
-inline void derive(const Activations& a, const float* x, int64_t row, int64_t tokens, int64_t cols) {
-  if (a.quant.q)
-    quantize_row(x, cols, a.quant.q + row * cols, a.quant.scale + row * (cols / 32), a.quant.sums + row * (cols / 16));
-  else if (a.scaled.x)
-    scale_row(x, cols, row, tokens, a.scaled);
-  else if (a.split.high)
-    split_row(x, cols, a.split.high + row * cols, a.split.low + row * cols, a.split.sums + row * (cols / 16));
+// Fills the other forms of a row of `a` from `x`.
+inline void derive(const Activations& a, const float* x, int64_t row, int64_t cols) {
+  int64_t at = row * cols;
+  if (a.quant.q) quantize_row(x, cols, a.quant.q + at, a.quant.scale + at / 32, a.quant.sums + at / 16);
+  if (a.wide.q) widen_row(x, cols, a.wide.q + at, a.wide.scale + at / 32, a.wide.sums + at / 16);
+  if (a.wide.high)
+    widen_row_in_bytes(x, cols, a.wide.high + at, a.wide.low + at, a.wide.scale + at / 32, a.wide.sums + at / 16);
+  if (a.split.high) split_row(x, cols, a.split.high + at, a.split.low + at);
 }
 
-inline Input input_of(const Activations& a, const float* x, int64_t cols) { return {x, cols, a.quant, a.scaled, a.split}; }
+inline Input input_of(const Activations& a, const float* x, int64_t cols) { return {x, cols, a.quant, a.wide, a.split}; }
 
 // Hands out [0, total) in runs of `grain` among the team.
 template <class Fn>
@@ -101,11 +102,15 @@ inline void finish_panel(const Matrix& w, int64_t p, const float* acc, int m, fl
   int64_t width = lmin(LANES, w.rows - p * LANES);
   for (int i = 0; i < m; i++) {
     float* to = out + i * stride + p * LANES;
-    const float* from = acc + i * LANES;
-    for (int64_t l = 0; l < width; l++) {
-      float value = from[l] + (w.bias ? w.bias[p * LANES + l] : 0.f);
-      to[l] = epilogue == Epilogue::ADD ? to[l] + value : value;
+    float sums[LANES];
+    for (int v = 0; v < NV; v++) {
+      vf value = load(acc + i * LANES + v * W);
+      if (w.bias) value += load(w.bias + p * LANES + v * W);
+      if (epilogue == Epilogue::ADD && width == LANES) value += load(to + v * W);
+      store((width == LANES ? to : sums) + v * W, value);
     }
+    if (width < LANES)
+      for (int64_t l = 0; l < width; l++) to[l] = epilogue == Epilogue::ADD ? to[l] + sums[l] : sums[l];
   }
 }
 
@@ -176,6 +181,7 @@ struct DecoderScratch {
 
 struct DecoderRun {
   const Forward* f;
+  bool derived;           // whether any product reads another form than float32
   DecoderScratch s;
 };
 
@@ -188,15 +194,25 @@ inline int64_t widest(const Model& m) {
 
 inline size_t counter_bytes(const Model& m) { return size_t(m.num_layers * 2 * STAGES + STAGES) * 8; }
 
-inline size_t local_bytes(int64_t tokens, int64_t cols, bool int8, int threads) {
-  if (!few(tokens)) return 0;
-  return aligned(sizeof(Activations) * size_t(threads)) + size_t(threads) * activation_bytes(tokens, cols, int8);
+inline Forms forms_of(const Forward& f) {
+  const Model& m = *f.model;
+  Forms forms;
+  for (int64_t i = 0; i < m.num_layers; i++) {
+    const Layer& l = m.layers[i];
+    for (const Matrix* w : {&l.q, &l.k, &l.v, &l.out, &l.gate, &l.up, &l.down}) forms.add(*w, m.int8, f.fixed_order);
+  }
+  return forms;
 }
 
-inline Activations* carve_local(uint8_t*& at, int64_t tokens, int64_t cols, bool int8, int threads) {
+inline size_t local_bytes(int64_t tokens, int64_t cols, const Forms& forms, int threads) {
+  if (!few(tokens)) return 0;
+  return aligned(sizeof(Activations) * size_t(threads)) + size_t(threads) * activation_bytes(tokens, cols, forms);
+}
+
+inline Activations* carve_local(uint8_t*& at, int64_t tokens, int64_t cols, const Forms& forms, int threads) {
   if (!few(tokens)) return nullptr;
   Activations* local = reinterpret_cast<Activations*>(carve(at, sizeof(Activations) * size_t(threads)));
-  for (int id = 0; id < threads; id++) local[id] = carve_activations(at, tokens, cols, int8);
+  for (int id = 0; id < threads; id++) local[id] = carve_activations(at, tokens, cols, forms);
   return local;
 }
 
@@ -204,8 +220,9 @@ size_t forward_scratch(const Forward& f) {
   const Model& m = *f.model;
   const AttentionShape& a = m.attention;
   int64_t t = f.plan->tokens, heads = int64_t(a.heads) * a.head_dim;
-  return activation_bytes(t, m.hidden, m.int8) + activation_bytes(t, heads, m.int8) +
-         activation_bytes(t, m.ffn, m.int8) + local_bytes(t, widest(m), m.int8, f.team->size()) +
+  Forms forms = forms_of(f);
+  return activation_bytes(t, m.hidden, forms) + activation_bytes(t, heads, forms) + activation_bytes(t, m.ffn, forms) +
+         local_bytes(t, widest(m), forms, f.team->size()) +
          aligned(size_t(t * qkv_width(a)) * 4) + aligned(counter_bytes(m)) +
          attention_bytes(a, *f.plan, f.team->size()) + 4096;
 }
@@ -218,7 +235,7 @@ inline Input normed_input(DecoderRun& run, const float* weight, int64_t* next, i
   const Activations& to = few(t) ? run.s.local[id] : run.s.normed;
   auto row = [&](int64_t i) {
     rms_norm(f.hidden + i * cols, weight, cols, m.eps, to.x + i * cols);
-    derive(to, to.x + i * cols, i, t, cols);
+    derive(to, to.x + i * cols, i, cols);
   };
   if (few(t)) {
     for (int64_t i = 0; i < t; i++) row(i);
@@ -234,10 +251,10 @@ inline Input plain_input(DecoderRun& run, const Activations& from, int64_t cols,
   const Forward& f = *run.f;
   int64_t t = f.plan->tokens;
   const Activations& to = few(t) ? run.s.local[id] : from;
-  auto row = [&](int64_t i) { derive(to, from.x + i * cols, i, t, cols); };
+  auto row = [&](int64_t i) { derive(to, from.x + i * cols, i, cols); };
   if (few(t)) {
     for (int64_t i = 0; i < t; i++) row(i);
-  } else if (f.model->int8 || TILES) {
+  } else if (run.derived) {
     share(next, t, grain_of(t, f.team->size()), row);
     f.team->barrier();
   }
@@ -321,12 +338,13 @@ void forward(const Forward& f) {
   const AttentionShape& a = m.attention;
   int64_t t = f.plan->tokens, heads = int64_t(a.heads) * a.head_dim;
   uint8_t* at = f.arena->data;
-  DecoderRun run{&f, {}};
-  run.s.normed = carve_activations(at, t, m.hidden, m.int8);
-  run.s.attended = carve_activations(at, t, heads, m.int8);
-  run.s.inner = carve_activations(at, t, m.ffn, m.int8);
+  Forms forms = forms_of(f);
+  DecoderRun run{&f, forms.int8 || forms.wide || forms.split, {}};
+  run.s.normed = carve_activations(at, t, m.hidden, forms);
+  run.s.attended = carve_activations(at, t, heads, forms);
+  run.s.inner = carve_activations(at, t, m.ffn, forms);
   run.s.qkv = reinterpret_cast<float*>(carve(at, size_t(t * qkv_width(a)) * 4));
-  run.s.local = carve_local(at, t, widest(m), m.int8, f.team->size());
+  run.s.local = carve_local(at, t, widest(m), forms, f.team->size());
   run.s.counters = reinterpret_cast<int64_t*>(carve(at, counter_bytes(m)));
   std::memset(run.s.counters, 0, counter_bytes(m));
   prepare_attention(a, *f.plan, f.team->size(), at, run.s.attention);
@@ -337,16 +355,16 @@ void forward(const Forward& f) {
 
 struct LinearRun {
   const Matrix* weight;
-  Activations in;
-  Activations* local;     // [threads], for few rows
-  bool int8;
+  Forms forms;
   int64_t m;
   float* out;
-  int64_t* counters;
   Team* team;
+  const float* raw;       // [m, cols]
   const float* norm;      // final norm to apply first, or null
   float eps;
-  const float* raw;       // [m, cols]
+  Activations in;
+  Activations* local;     // [threads], for few rows
+  int64_t* counters;
 };
 
 void linear_thread(void* context, int id) {
@@ -360,11 +378,11 @@ void linear_thread(void* context, int id) {
       rms_norm(x, r.norm, cols, r.eps, to.x + i * cols);
       x = to.x + i * cols;
     }
-    derive(to, x, i, r.m, cols);
+    derive(to, x, i, cols);
   };
   if (few(r.m)) {
     for (int64_t i = 0; i < r.m; i++) row(i);
-  } else if (r.norm || r.int8 || TILES) {
+  } else {
     share(r.counters, r.m, 1, row);
     r.team->barrier();
   }
@@ -372,35 +390,41 @@ void linear_thread(void* context, int id) {
           r.counters + 1, r.team->size());
 }
 
-size_t linear_bytes(int64_t m, int64_t cols, bool int8, int threads) {
-  return activation_bytes(m, cols, int8) + local_bytes(m, cols, int8, threads) + 256;
+size_t linear_bytes(int64_t m, int64_t cols, const Forms& forms, int threads) {
+  return activation_bytes(m, cols, forms) + local_bytes(m, cols, forms, threads) + 256;
 }
 
 void run_linear(LinearRun& r, Arena& arena) {
   uint8_t* at = arena.data;
   r.counters = reinterpret_cast<int64_t*>(carve(at, 2 * 8));
   r.counters[0] = r.counters[1] = 0;
-  r.in = carve_activations(at, r.m, r.weight->cols, r.int8);
-  r.local = carve_local(at, r.m, r.weight->cols, r.int8, r.team->size());
+  r.in = carve_activations(at, r.m, r.weight->cols, r.forms);
+  r.local = carve_local(at, r.m, r.weight->cols, r.forms, r.team->size());
   r.team->run(linear_thread, &r);
 }
 
-bool use_int8(const Matrix& w, bool asked) { return asked && format_of(w.kind).quantized; }
+Forms forms_of(const Matrix& w, bool int8, bool fixed_order) {
+  Forms forms;
+  forms.add(w, int8, fixed_order);
+  return forms;
+}
 
 size_t logits_scratch(const Logits& l) {
-  return linear_bytes(l.n, l.model->hidden, use_int8(l.model->head, l.model->int8), l.team->size());
+  Forms forms = forms_of(l.model->head, l.model->int8, l.fixed_order);
+  return linear_bytes(l.n, l.model->hidden, forms, l.team->size());
 }
 void logits(const Logits& l) {
-  LinearRun r{&l.model->head, {}, nullptr, use_int8(l.model->head, l.model->int8), l.n, l.out, nullptr, l.team,
-              l.model->final_norm, l.model->eps, l.hidden};
+  const Model& m = *l.model;
+  LinearRun r{&m.head, forms_of(m.head, m.int8, l.fixed_order), l.n, l.out, l.team, l.hidden, m.final_norm, m.eps, {}, nullptr,
+              nullptr};
   run_linear(r, *l.arena);
 }
 
 size_t linear_scratch(const LinearCall& c) {
-  return linear_bytes(c.m, c.weight->cols, use_int8(*c.weight, c.int8), c.team->size());
+  return linear_bytes(c.m, c.weight->cols, forms_of(*c.weight, c.int8, c.fixed_order), c.team->size());
 }
 void linear(const LinearCall& c) {
-  LinearRun r{c.weight, {}, nullptr, use_int8(*c.weight, c.int8), c.m, c.out, nullptr, c.team, nullptr, 0.f, c.x};
+  LinearRun r{c.weight, forms_of(*c.weight, c.int8, c.fixed_order), c.m, c.out, c.team, c.x, nullptr, 0.f, {}, nullptr, nullptr};
   run_linear(r, *c.arena);
 }
 

@@ -9,6 +9,9 @@
 
 namespace ceiba {
 
+// Positions of one softmax state: groups end where a span ends (attention.h).
+constexpr int ATTENTION_SPAN = 256;
+
 // Paged attention of one step over one layer's keys and values. Segments as in the step contract: `num_prefill` ragged
 // ones first, then one-token segments. Slots index tokens of the pool.
 struct AttentionPlan {
@@ -51,6 +54,8 @@ struct Model {
   bool int8;                                // int8 activations for quantized weights
 };
 
+// `fixed_order` in calls: a row's bits must not depend on the others, so plain weights do without tiles.
+
 // Scratch that grows to the largest batch seen; owned by the bindings so that no unit allocates.
 struct Arena {
   uint8_t* data = nullptr;
@@ -62,6 +67,7 @@ struct Forward {
   const AttentionPlan* plan;
   const int32_t *ids, *positions;           // [tokens]
   float* hidden;                            // [tokens, hidden], written
+  bool fixed_order;
   Team* team;
   Arena* arena;
 };
@@ -71,6 +77,7 @@ struct Logits {
   const float* hidden;                      // [n, hidden], before the final norm
   float* out;                               // [n, vocab]
   int64_t n;
+  bool fixed_order;
   Team* team;
   Arena* arena;
 };
@@ -80,7 +87,7 @@ struct LinearCall {
   const float* x;                           // [m, cols]
   float* out;                               // [m, rows]
   int64_t m;
-  bool int8;
+  bool int8, fixed_order;
   Team* team;
   Arena* arena;
 };
@@ -143,11 +150,8 @@ struct Unit {
 };
 
 const Unit* unit_generic();
-const Unit* unit_generic_fixed();
 #if defined(__x86_64__)
 const Unit* unit_avx2();
-const Unit* unit_avx2_fixed();
-const Unit* unit_avx512_fixed();
 const Unit* unit_avx512();
 const Unit* unit_avx512vnni();
 const Unit* unit_amx();

@@ -72,24 +72,22 @@ std::vector<std::string> instruction_sets() {
   return found;
 }
 
-// "auto" never means tiles, whose products are near-exact only: kernels.cpu.best_set decides about them.
-// `fixed`: the unit whose sums do not depend on the batch (unit.inc); VNNI has none of its own.
-const Unit* unit_named(const std::string& name, bool fixed) {
+// "auto" never means tiles: kernels.cpu.best_set tries them in a child first.
+const Unit* unit_named(const std::string& name) {
   std::vector<std::string> have = instruction_sets();
   std::string wanted = name;
   if (name == "auto") {
     if (!have.empty() && have.back() == "amx") have.pop_back();
     wanted = have.empty() ? "generic" : have.back();
   }
-  if (wanted == "generic") return fixed ? unit_generic_fixed() : unit_generic();
+  if (wanted == "generic") return unit_generic();
 #if defined(CEIBA_HAS_EMULATED_AMX)
   if (wanted == "amx_emulated") return unit_amx_emulated();
 #endif
 #if defined(__x86_64__)
   for (const std::string& set : have) {
     if (set != wanted) continue;
-    if (wanted == "avx2") return fixed ? unit_avx2_fixed() : unit_avx2();
-    if (fixed) return unit_avx512_fixed();
+    if (wanted == "avx2") return unit_avx2();
     if (wanted == "avx512") return unit_avx512();
     if (wanted == "avx512vnni") return unit_avx512vnni();
 #if defined(CEIBA_HAS_AMX)
@@ -133,7 +131,8 @@ struct Context {
   Team team;
   ScratchArena arena;
   const Unit* unit;
-  Context(int threads, const std::string& isa, bool fixed) : team(threads), unit(unit_named(isa, fixed)) {}
+  bool fixed_order;
+  Context(int threads, const std::string& isa, bool fixed) : team(threads), unit(unit_named(isa)), fixed_order(fixed) {}
 };
 
 struct PackedMatrix {
@@ -260,6 +259,7 @@ AttentionPlan make_plan(const Ints1& rows, const Ints1& starts, const Ints1& len
         int32_t segment = p.group_members[p.group_first[g] + i];
         require(segment >= num_prefill && segment < p.segments, "group member is not a decode segment");
         require(p.group_to[g] <= starts.data()[segment] + 1, "group is longer than its member");
+        require(p.group_from[g] % ATTENTION_SPAN == 0 && p.group_to[g] % ATTENTION_SPAN == 0, "group cuts a span");
       }
     }
   } else {
@@ -306,7 +306,8 @@ class Decoder {
       require(ids.data()[i] >= 0 && ids.data()[i] < model_.embedding.rows, "token id is outside the vocabulary");
       require(positions.data()[i] >= 0 && positions.data()[i] < positions_, "position is outside the rotary table");
     }
-    Forward call{&model_, &plan, ids.data(), positions.data(), hidden.data(), &context.team, &context.arena};
+    Forward call{&model_, &plan, ids.data(), positions.data(), hidden.data(), context.fixed_order, &context.team,
+                 &context.arena};
     nb::gil_scoped_release unlocked;
     context.arena.reserve(context.unit->forward_scratch(call));
     context.unit->forward(call);
@@ -317,7 +318,8 @@ class Decoder {
                 int64_t(out.shape(1)) == model_.vocab,
             "logits: shapes do not fit");
     if (hidden.shape(0) == 0) return;
-    Logits call{&model_, hidden.data(), out.data(), int64_t(hidden.shape(0)), &context.team, &context.arena};
+    Logits call{&model_, hidden.data(), out.data(), int64_t(hidden.shape(0)), context.fixed_order, &context.team,
+                &context.arena};
     nb::gil_scoped_release unlocked;
     context.arena.reserve(context.unit->logits_scratch(call));
     context.unit->logits(call);
@@ -369,7 +371,8 @@ void linear(Context& context, const PackedMatrix& weight, Floats2 x, Array<float
           "linear: shapes do not fit");
   require(weight.m.cols % 32 == 0, "linear: cols must be a multiple of 32");
   if (x.shape(0) == 0) return;
-  LinearCall call{&weight.m, x.data(), out.data(), int64_t(x.shape(0)), int8, &context.team, &context.arena};
+  LinearCall call{&weight.m, x.data(), out.data(), int64_t(x.shape(0)), int8, context.fixed_order, &context.team,
+                  &context.arena};
   nb::gil_scoped_release unlocked;
   context.arena.reserve(context.unit->linear_scratch(call));
   context.unit->linear(call);
@@ -498,6 +501,7 @@ void allow(Context& context, Array<float, 2> logits, Longs1 segments, Longs1 lin
 
 NB_MODULE(_cpu, m) {
   m.doc() = "CPU kernels of Ceiba: packed weights, whole-decoder steps, paged attention.";
+  m.attr("ATTENTION_SPAN") = ATTENTION_SPAN;
   m.def("instruction_sets", &instruction_sets, "Instruction sets of this processor that a unit exists for, best last.");
   nb::class_<Context>(m, "Context", "Threads, scratch memory and the instruction set of calls; one call at a time.")
       .def(nb::init<int, std::string, bool>(), nb::arg("threads"), nb::arg("isa") = "auto",

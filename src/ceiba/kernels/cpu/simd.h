@@ -23,9 +23,12 @@ typedef int32_t vi __attribute__((vector_size(W * 4)));
 typedef uint32_t vu __attribute__((vector_size(W * 4)));
 typedef uint8_t vb __attribute__((vector_size(W * 4)));
 typedef uint16_t vh __attribute__((vector_size(W * 4)));
+typedef int16_t vs __attribute__((vector_size(W * 4)));
 typedef float vf_u __attribute__((vector_size(W * 4), aligned(4), may_alias));
 typedef uint8_t vb_u __attribute__((vector_size(W * 4), aligned(1), may_alias));
+typedef int32_t vi_u __attribute__((vector_size(W * 4), aligned(4), may_alias));
 typedef uint16_t half_vec __attribute__((vector_size(W * 2), aligned(2), may_alias));
+typedef int16_t short_vec __attribute__((vector_size(W * 2), aligned(2), may_alias));
 typedef int8_t quarter_vec __attribute__((vector_size(W), aligned(1), may_alias));
 typedef uint8_t uquarter_vec __attribute__((vector_size(W), aligned(1), may_alias));
 
@@ -41,8 +44,38 @@ inline vf set1(float x) {
 inline vf load(const float* p) { return *reinterpret_cast<const vf_u*>(p); }
 inline void store(float* p, vf v) { *reinterpret_cast<vf_u*>(p) = v; }
 inline vb load_bytes(const uint8_t* p) { return *reinterpret_cast<const vb_u*>(p); }
+inline vi load_words(const int32_t* p) { return *reinterpret_cast<const vi_u*>(p); }
+inline void store_words(int32_t* p, vi v) { *reinterpret_cast<vi_u*>(p) = v; }
 inline vf to_float(vi v) { return __builtin_convertvector(v, vf); }
 inline vf vmax(vf a, vf b) { return a > b ? a : b; }
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
+
+// a · b + c with one rounding where the set can: said by name, so that no compiler decides which products are fused.
+CEIBA_INLINE vf fmadd(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
+// To the nearest integer. NaN and what does not fit become some integer.
+inline vi to_int(vf v) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtps_epi32((__m512)v);
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtps_epi32((__m256)v);
+#else
+  return __builtin_convertvector(v + (v < 0.f ? set1(-0.5f) : set1(0.5f)), vi);
+#endif
+}
 inline int imin(int a, int b) { return a < b ? a : b; }
 inline int64_t lmin(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -107,7 +140,12 @@ inline float hmax(vf v) {
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 #elif defined(__AVX512F__)
-inline float hsum(vf v) { return _mm512_reduce_add_ps((__m512)v); }
+inline float hsum(vf v) {
+  __m256 h = _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
 inline float hmax(vf v) { return _mm512_reduce_max_ps((__m512)v); }
 #else
 inline float hsum(vf v) { return (v[0] + v[2]) + (v[1] + v[3]); }

@@ -1,0 +1,250 @@
+// y = x · Wᵀ for packed blocks against activations of 16 bits. Included by each instruction-set unit inside its anonymous
+// namespace.
+//
+// Codes are integers of at most 8 bits and activations are rounded to 16 bits per 32 columns (rows.h), so that a block's
+// sum is an integer: exact, and the same in whatever order and company it is taken. Each sum then meets scale and minimum
+// in one fixed sequence of two fused steps (`fold`). A row's bits therefore depend on that row alone: few rows decode the
+// codes in registers, many rows read them from a buffer, tiles multiply them as bytes (tilemul.h), and all agree.
+//
+// A 32-bit word of codes holds columns 4g to 4g + 3 of one row as bytes; its even and odd bytes, widened in place, are the
+// two pairs that one multiply-and-add of 16-bit pairs takes, and activations lie in that order: 0, 2, 1, 3.
+
+constexpr int GEMV_ROWS = 4;      // rows that decode the codes for themselves
+constexpr int DEPTH = 320;        // columns decoded at a time for many rows: 10 KiB of pairs
+
+// acc[row] += Σ over two of pair[row] · x. Whole numbers may be added in any order, and GCC would gather a block's products
+// first and add them up as a tree, for which no processor has registers: the empty statement keeps them in sequence.
+CEIBA_INLINE vi pair_step(vi acc, vi pair, int32_t x) {
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+  return (vi)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)pair, _mm512_set1_epi32(x));
+#elif defined(__AVX512BW__)
+  acc += (vi)_mm512_madd_epi16((__m512i)pair, _mm512_set1_epi32(x));
+  asm("" : "+v"(acc));
+  return acc;
+#elif defined(__AVX2__)
+  acc += (vi)_mm256_madd_epi16((__m256i)pair, _mm256_set1_epi32(x));
+  asm("" : "+x"(acc));
+  return acc;
+#else
+  return acc + ((pair << 16) >> 16) * ((x << 16) >> 16) + (pair >> 16) * (x >> 16);
+#endif
+}
+
+// Even and odd bytes of a word as 16-bit pairs.
+template <bool SIGNED>
+CEIBA_INLINE vi even_pair(vb w) {
+  if constexpr (SIGNED) return (vi)((vs)((vs)w << 8) >> 8);
+  return (vi)w & 0x00ff00ff;
+}
+template <bool SIGNED>
+CEIBA_INLINE vi odd_pair(vb w) {
+  if constexpr (SIGNED) return (vi)((vs)w >> 8);
+  return (vi)((vh)w >> 8);
+}
+
+// Calls fn(word of x, pair) for the pairs of groups [G0, G1) of a block, vector v.
+template <Kind K, int G0, int G1, class Fn>
+CEIBA_INLINE void each_pair(const uint8_t* body, int v, const Fn& fn) {
+  using C = Codec<K>;
+  if constexpr (C::NIBBLES) {
+    CEIBA_UNROLL
+    for (int c = G0 / 2; c < G1 / 2; c++) {
+      vb w = load_bytes(body + C::BLOCK - 256 + 64 * c + v * W * 4);
+      fn(4 * c, (vi)w & 0x000f000f);
+      fn(4 * c + 1, (vi)((vu)w >> 8) & 0x000f000f);
+      fn(4 * c + 2, (vi)((vu)w >> 4) & 0x000f000f);
+      fn(4 * c + 3, (vi)((vh)w >> 12));
+    }
+  } else {
+    vb extra = C::extra(body, G0 / 4, v);
+    CEIBA_UNROLL
+    for (int g = G0; g < G1; g++) {
+      vb w = C::group(body, g, v, extra);
+      fn(2 * g, even_pair<C::SIGNED>(w));
+      fn(2 * g + 1, odd_pair<C::SIGNED>(w));
+    }
+  }
+}
+
+// total += Σ codes·q · (scale · d) + shift · Σx, in this order and with these roundings everywhere.
+template <bool SIGNED>
+CEIBA_INLINE vf fold(vf total, vi sum, vf scale, vf shift, float d, float x_sum) {
+  total = fmadd(to_float(sum), scale * d, total);
+  return SIGNED ? total : fmadd(shift, set1(x_sum), total);
+}
+
+CEIBA_INLINE int32_t word_at(const int16_t* q, int word) {
+  int32_t x;
+  std::memcpy(&x, q + 2 * word, 4);
+  return x;
+}
+
+// Σx of the columns that half h of a block's sums covers.
+template <bool HALVES>
+CEIBA_INLINE float sum_of(const float* sums, int h) { return HALVES ? sums[h] : sums[0] + sums[1]; }
+
+constexpr int PREFETCH_AHEAD = 2048;
+
+// acc [MT, 16] += x · panelᵀ
+template <Kind K, int MT>
+void wide_few(const uint8_t* panel, const WideRows& x, int64_t cols, float* acc) {
+  using C = Codec<K>;
+  constexpr int PARTS = C::HALVES ? 2 : 1;
+  vf total[MT][NV];
+  CEIBA_UNROLL
+  for (int i = 0; i < MT; i++) {
+    CEIBA_UNROLL
+    for (int v = 0; v < NV; v++) total[i][v] = load(acc + i * LANES + v * W);
+  }
+  const uint8_t *head = panel, *body = panel + C::HEAD;
+  for (int64_t b = 0; b < cols / 32; b++, body += C::BLOCK) {
+    if (C::SUPER > 1 && b > 0 && b % C::SUPER == 0) {
+      head = body;
+      body += C::HEAD;
+    }
+    for (int line = 0; line < C::BLOCK; line += 64) __builtin_prefetch(body + PREFETCH_AHEAD + line);
+    vi sum[PARTS][MT][NV] = {};
+    CEIBA_UNROLL
+    for (int v = 0; v < NV; v++) {
+      auto add = [&](int part) __attribute__((always_inline)) {
+        return [&, part](int word, vi pair) __attribute__((always_inline)) {
+          CEIBA_UNROLL
+          for (int i = 0; i < MT; i++)
+            sum[part][i][v] = pair_step(sum[part][i][v], pair, word_at(x.q + i * cols + 32 * b, word));
+        };
+      };
+      each_pair<K, 0, C::HALVES ? 4 : 8>(body, v, add(0));
+      if constexpr (C::HALVES) each_pair<K, 4, 8>(body, v, add(1));
+    }
+    CEIBA_UNROLL
+    for (int v = 0; v < NV; v++) {
+      Scales s;
+      C::scales(head, body, v, s);
+      CEIBA_UNROLL
+      for (int h = 0; h < PARTS; h++) {
+        CEIBA_UNROLL
+        for (int i = 0; i < MT; i++)
+          total[i][v] = fold<C::SIGNED>(total[i][v], sum[h][i][v], s.scale[h], s.shift[h],
+                                        x.scale[(i * cols) / 32 + b], sum_of<C::HALVES>(x.sums + (i * cols) / 16 + 2 * b, h));
+      }
+    }
+  }
+  CEIBA_UNROLL
+  for (int i = 0; i < MT; i++) {
+    CEIBA_UNROLL
+    for (int v = 0; v < NV; v++) store(acc + i * LANES + v * W, total[i][v]);
+  }
+}
+
+struct BlockScales {
+  float scale[2][LANES], shift[2][LANES];
+};
+
+template <Kind K>
+inline void block_scales(const uint8_t* head, const uint8_t* body, BlockScales& out) {
+  using C = Codec<K>;
+  for (int v = 0; v < NV; v++) {
+    Scales s;
+    C::scales(head, body, v, s);
+    for (int h = 0; h < (C::HALVES ? 2 : 1); h++) {
+      store(out.scale[h] + v * W, s.scale[h]);
+      store(out.shift[h] + v * W, s.shift[h]);
+    }
+  }
+}
+
+// Decoded blocks of a panel: word w of block b at pairs[b][w][lane].
+struct WideBlocks {
+  alignas(64) int32_t pairs[DEPTH / 32][16][LANES];
+  BlockScales scales[DEPTH / 32];
+};
+
+// acc [MT, 16] += x · (decoded blocks)ᵀ. Never inlined: its sums need all registers.
+template <bool SIGNED, bool HALVES, int MT>
+__attribute__((noinline)) void wide_micro(const WideBlocks& w, int64_t blocks, const int16_t* q, const float* scale,
+                                          const float* sums, int64_t cols, float* acc) {
+  constexpr int PARTS = HALVES ? 2 : 1, WORDS = 16 / PARTS;
+  for (int64_t b = 0; b < blocks; b++) {
+    CEIBA_UNROLL
+    for (int h = 0; h < PARTS; h++) {
+      vi sum[MT][NV] = {};
+      const int16_t* at = q + 32 * b + 32 / PARTS * h;
+      CEIBA_UNROLL
+      for (int word = 0; word < WORDS; word++) {
+        vi pair[NV];
+        CEIBA_UNROLL
+        for (int v = 0; v < NV; v++) pair[v] = load_words(w.pairs[b][WORDS * h + word] + v * W);
+        CEIBA_UNROLL
+        for (int i = 0; i < MT; i++) {
+          int32_t x = word_at(at + i * cols, word);
+          CEIBA_UNROLL
+          for (int v = 0; v < NV; v++) sum[i][v] = pair_step(sum[i][v], pair[v], x);
+        }
+      }
+      CEIBA_UNROLL
+      for (int v = 0; v < NV; v++) {
+        vf s = load(w.scales[b].scale[h] + v * W), t = load(w.scales[b].shift[h] + v * W);
+        CEIBA_UNROLL
+        for (int i = 0; i < MT; i++) {
+          float* to = acc + i * LANES + v * W;
+          store(to, fold<SIGNED>(load(to), sum[i][v], s, t, scale[i * cols / 32 + b],
+                                 sum_of<HALVES>(sums + i * cols / 16 + 2 * b, h)));
+        }
+      }
+    }
+  }
+}
+
+#if defined(__AVX512F__)
+constexpr int WIDE_ROWS = 12;
+#else
+constexpr int WIDE_ROWS = 6;      // 12 accumulators either way
+#endif
+
+template <Kind K>
+void wide_many(const uint8_t* panel, const WideRows& x, int64_t cols, int m, float* acc) {
+  using C = Codec<K>;
+  WideBlocks w;
+  const uint8_t *head = panel, *body = panel + C::HEAD;
+  for (int64_t k0 = 0; k0 < cols; k0 += DEPTH) {
+    int64_t blocks = lmin(DEPTH, cols - k0) / 32;
+    for (int64_t b = 0; b < blocks; b++, body += C::BLOCK) {
+      int64_t at = k0 / 32 + b;
+      if (C::SUPER > 1 && at > 0 && at % C::SUPER == 0) {
+        head = body;
+        body += C::HEAD;
+      }
+      for (int line = 0; line < C::BLOCK; line += 64) __builtin_prefetch(body + PREFETCH_AHEAD + line);
+      CEIBA_UNROLL
+      for (int v = 0; v < NV; v++) {
+        auto keep = [&](int word, vi pair) __attribute__((always_inline)) { store_words(w.pairs[b][word] + v * W, pair); };
+        each_pair<K, 0, C::HALVES ? 4 : 8>(body, v, keep);
+        if constexpr (C::HALVES) each_pair<K, 4, 8>(body, v, keep);
+      }
+      block_scales<K>(head, body, w.scales[b]);
+    }
+    int row = 0;
+    auto rows = [&](auto count) {
+      constexpr int MT = decltype(count)::value;
+      for (; row + MT <= m; row += MT)
+        wide_micro<C::SIGNED, C::HALVES, MT>(w, blocks, x.q + row * cols + k0, x.scale + (row * cols + k0) / 32,
+                                             x.sums + (row * cols + k0) / 16, cols, acc + row * LANES);
+    };
+    rows(Count<WIDE_ROWS>{});
+    rows(Count<4>{});
+    rows(Count<2>{});
+    rows(Count<1>{});
+  }
+}
+
+// acc [m, 16] += x · panelᵀ
+template <Kind K>
+inline void panel_wide(const uint8_t* panel, const WideRows& x, int64_t cols, int m, float* acc) {
+  switch (m) {
+    case 1: return wide_few<K, 1>(panel, x, cols, acc);
+    case 2: return wide_few<K, 2>(panel, x, cols, acc);
+    case 3: return wide_few<K, 3>(panel, x, cols, acc);
+    case 4: return wide_few<K, 4>(panel, x, cols, acc);
+    default: return wide_many<K>(panel, x, cols, m, acc);
+  }
+}
