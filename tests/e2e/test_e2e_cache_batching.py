@@ -7,6 +7,9 @@ import random
 import time
 
 import httpx
+import pytest
+
+from ceiba.kernels import cpu
 
 
 def ids(seed: int, count: int) -> list[int]:
@@ -61,14 +64,11 @@ def test_another_last_token_reuses_the_rest_and_answers_as_a_cold_run_does(fresh
     cold = fresh.post("/v1/completions", body(changed, 16, logprobs=1)).json()
     assert cached(cold["usage"]) == 0
     assert warm["choices"][0]["text"] == cold["choices"][0]["text"]
-    pairs = zip(
-        warm["choices"][0]["logprobs"]["token_logprobs"],
-        cold["choices"][0]["logprobs"]["token_logprobs"],
-        strict=True,
-    )
-    # One position computed alone and among 300 sums in another order; the KV that it leaves is rounded to bfloat16
-    # (2^-9). With --dtype float32 the two are equal to 1e-4.
-    assert all(abs(a - b) < 0.05 for a, b in pairs)
+    values = [answer["choices"][0]["logprobs"]["token_logprobs"] for answer in (warm, cold)]
+    if cpu.available:  # the compiled kernels give the same bits in either way
+        assert values[0] == values[1]
+    else:
+        assert values[0] == pytest.approx(values[1], abs=0.05)
 
 
 def test_an_answer_is_cached_with_its_prompt(fresh):
@@ -105,19 +105,18 @@ def forwards(server) -> float:
 
 
 def test_sixteen_at_once_take_about_the_forwards_of_one_and_several_times_the_throughput(fresh):
-    """The goal is three times. On two AVX2 cores, where one row takes as long as its weights take to read and sixteen
-    are bound by exact float32 arithmetic, 2.5 to 3.05 were measured (docs/status.md)."""
-    tokens = 64
+    tokens, single, together = 64, [], []
     asyncio.run(run_together(fresh.url, [body(ids(50, 20), 8)] * 16))
-    before = forwards(fresh)
-    single = asyncio.run(run_together(fresh.url, [body(ids(60, 20), tokens)]))
-    one = forwards(fresh) - before
-    assert tokens <= one <= tokens + 8
-    before = forwards(fresh)
-    together = asyncio.run(run_together(fresh.url, [body(ids(70 + i, 20), tokens) for i in range(16)]))
-    many = forwards(fresh) - before
-    assert many <= 1.5 * one
-    assert 16 * tokens / together >= 2 * tokens / single
+    for turn in range(3):  # in turn, and the best of each: the machine may be slower for a while
+        before = forwards(fresh)
+        single.append(asyncio.run(run_together(fresh.url, [body(ids(60 + turn, 20), tokens)])))
+        one = forwards(fresh) - before
+        assert tokens <= one <= tokens + 8
+        before = forwards(fresh)
+        prompts = [ids(100 * (turn + 1) + i, 20) for i in range(16)]
+        together.append(asyncio.run(run_together(fresh.url, [body(prompt, tokens) for prompt in prompts])))
+        assert forwards(fresh) - before <= 1.5 * one
+    assert 16 * min(single) / min(together) >= 3
 
 
 def test_the_ledger_balances_when_idle(fresh):

@@ -13,8 +13,9 @@ import torch
 from ceiba.checkpoint.opening import open_checkpoint
 from ceiba.core.sampling import LogprobSpec
 from ceiba.kernels import cpu
+from ceiba.models.fused import FusedDecoder
 from ceiba.runner.worker import ModelRunner
-from plan_driver import Driver, Request, make_config
+from plan_driver import PACKED_ERROR, Driver, Request, make_config, relative_error
 from reference import smollm2_hf
 
 REFERENCE: dict[str, Any] = json.loads((Path(smollm2_hf.__file__).parent / "smollm2_greedy.json").read_text())
@@ -49,7 +50,8 @@ def test_logits(runner: ModelRunner, model: Any) -> None:
     with torch.inference_mode():
         wanted = model(torch.tensor([request.tokens[:-1]])).logits[0]
     last = len(request.prompt) - 1
-    torch.testing.assert_close(torch.stack(request.logits), wanted[last:], atol=2e-3, rtol=1e-3)
+    bound = PACKED_ERROR if isinstance(runner.model, FusedDecoder) else 1e-5
+    assert relative_error(torch.stack(request.logits), wanted[last:]) < bound
     at = 0
     logprobs = wanted.log_softmax(-1)
     for step in request.steps:
@@ -58,12 +60,12 @@ def test_logits(runner: ModelRunner, model: Any) -> None:
             if at > 0:
                 assert piece is not None
                 assert piece.start + offset == at
-                assert float(value) == pytest.approx(float(logprobs[at - 1, request.prompt[at]]), abs=2e-3)
+                assert float(value) == pytest.approx(float(logprobs[at - 1, request.prompt[at]]), abs=5e-3)
             at += 1
     assert at == len(request.prompt)
     cached = Request(request.prompt, prefix_slots=request.slots[: last - 5])
     driver.run([cached], 2)
-    torch.testing.assert_close(torch.stack(cached.logits), wanted[last : last + 2], atol=2e-3, rtol=1e-3)
+    assert relative_error(torch.stack(cached.logits), wanted[last : last + 2]) < bound
 
 
 @pytest.mark.slow

@@ -471,8 +471,7 @@ def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
         consecutive_prefill_overlap=not env.disable_consecutive_prefill_overlap,
         enable_mixed_chunk=flags.get("enable_mixed_chunk"),
         mixed_chunk_target=_mixed_target(work),
-        # A shared prefix is summed apart from what follows it: another order than a request has alone.
-        shared_prefix=not (flags.get("disable_shared_prefix_attention") or flags.get("enable_deterministic_inference")),
+        shared_prefix=not flags.get("disable_shared_prefix_attention"),
         conservativeness=flags.get("schedule_conservativeness"),
         prefill_max_requests=flags.get("prefill_max_requests"),
         stream_interval=flags.get("stream_interval"),

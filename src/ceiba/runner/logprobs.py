@@ -31,14 +31,20 @@ class Logprobs:
 
 def logprobs(raw: Tensor, tokens: Tensor, top: int, fixed: list[tuple[int, Tensor]]) -> Logprobs:
     """raw float32 [N, vocab], tokens int64 [N]; ``fixed`` lists (position index, int64 ids)."""
-    total = torch.logsumexp(raw, dim=1, keepdim=True)
-    found = Logprobs((raw.gather(1, tokens.unsqueeze(1)) - total).squeeze(1))
+    every = row_log_softmax(raw)
+    found = Logprobs(every.gather(1, tokens.unsqueeze(1)).squeeze(1))
     if top:
-        values, found.top_ids = raw.topk(min(top, raw.shape[1]), dim=1)
-        found.top_values = values - total
+        found.top_ids = raw.topk(min(top, raw.shape[1]), dim=1).indices
+        found.top_values = every.gather(1, found.top_ids)
     for index, ids in fixed:
-        found.fixed[index] = raw[index].index_select(0, ids) - total[index]
+        found.fixed[index] = every[index].index_select(0, ids)
     return found
+
+
+def row_log_softmax(raw: Tensor) -> Tensor:
+    """Each row by itself. ``logsumexp`` of a single row would share it among threads on a CPU, and add in another order
+    than the same row gets in company."""
+    return raw.log_softmax(1)
 
 
 @dataclass(slots=True)
@@ -60,11 +66,11 @@ def block_size(vocab_size: int) -> int:
 
 def prompt_block(start: int, raw: Tensor, targets: Tensor, top: int, ids: Tensor | None) -> PromptBlock:
     """raw float32 [N, vocab] predict targets int64 [N], the prompt tokens at [start, start + N)."""
-    total = torch.logsumexp(raw, dim=1, keepdim=True)
-    values = (raw.gather(1, targets.unsqueeze(1)) - total).squeeze(1)
+    every = row_log_softmax(raw)
+    values = every.gather(1, targets.unsqueeze(1)).squeeze(1)
     top_ids = top_values = None
     if top:
-        top_values, top_ids = raw.topk(min(top, raw.shape[1]), dim=1)
-        top_values = top_values - total
-    fixed = None if ids is None else raw.index_select(1, ids) - total
+        top_ids = raw.topk(min(top, raw.shape[1]), dim=1).indices
+        top_values = every.gather(1, top_ids)
+    fixed = None if ids is None else every.index_select(1, ids)
     return PromptBlock(start, values, top_ids, top_values, fixed)
