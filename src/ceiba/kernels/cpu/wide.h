@@ -214,7 +214,8 @@ void wide_many(const uint8_t* panel, const WideRows& x, int64_t cols, int m, flo
         head = body;
         body += C::HEAD;
       }
-      for (int line = 0; line < C::BLOCK; line += 64) __builtin_prefetch(body + PREFETCH_AHEAD + line);
+      // What the next part reads, so that it arrives while this one is multiplied.
+      for (int line = 0; line < C::BLOCK; line += 64) __builtin_prefetch(body + DEPTH / 32 * C::BLOCK + line);
       CEIBA_UNROLL
       for (int v = 0; v < NV; v++) {
         auto keep = [&](int word, vi pair) __attribute__((always_inline)) { store_words(w.pairs[b][word] + v * W, pair); };
