@@ -105,7 +105,7 @@ def forwards(server) -> float:
 
 
 def test_sixteen_at_once_take_about_the_forwards_of_one_and_several_times_the_throughput(fresh):
-    tokens, single, together = 64, [], []
+    tokens, single, together = 128, [], []
     asyncio.run(run_together(fresh.url, [body(ids(50, 20), 8)] * 16))
     for turn in range(3):  # in turn, and the best of each: the machine may be slower for a while
         before = forwards(fresh)
@@ -116,6 +116,8 @@ def test_sixteen_at_once_take_about_the_forwards_of_one_and_several_times_the_th
         prompts = [ids(100 * (turn + 1) + i, 20) for i in range(16)]
         together.append(asyncio.run(run_together(fresh.url, [body(prompt, tokens) for prompt in prompts])))
         assert forwards(fresh) - before <= 1.5 * one
+        if turn > 0 and 16 * min(single) >= 3 * min(together):
+            return
     assert 16 * min(single) / min(together) >= 3
 
 
