@@ -3,7 +3,8 @@
 Needs g++ (12 or later), cmake, numpy and nanobind; nothing else of Ceiba. ``python benchmarks/cpu/units.py`` builds
 into a temporary folder, ``--module`` takes a built extension instead. ``--emulate`` adds the tile unit with its tiles
 in plain C++, so that everything around the tiles is checked on a machine without them. Exits with 1 if a product is off
-by more than the bound of its family, or a row of packed weights has other bits in company than alone.
+by more than the bound of its family, or a row has other bits in company than alone (plain weights on tiles: where a
+fixed order is asked for).
 
 Bounds are relative to the size that the products have before they cancel: plain weights 1e-6 (bfloat16 on tiles 2e-5),
 packed weights 1e-4, with int8 activations 2e-2.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -80,24 +82,27 @@ def packed(module: Any, kind: str, rows: int, cols: int, rng: np.random.Generato
 def check(module: Any, isa: str, kind: str, rng: np.random.Generator) -> list[str]:
     """Lines for the products of a unit that are wrong."""
     rows, cols, wrong = 40, 512, []
-    matrix, context = packed(module, kind, rows, cols, rng), module.Context(2, isa)
+    matrix = packed(module, kind, rows, cols, rng)
+    quantized, tiles = KINDS[kind][0] > 1, isa.startswith("amx")
+    contexts = [module.Context(2, isa, fixed_order=fixed) for fixed in (False, True)]
     weight = np.empty((rows, cols), np.float32)
     module.lookup(module.Context(1, "generic"), matrix, np.arange(rows), weight)
     for m in (1, 2, 3, 4, 5, 7, 8, 9, 16, 33, 300):
         x = rng.normal(size=(m, cols)).astype(np.float32)
         expected = x.astype(np.float64) @ weight.T.astype(np.float64)
         size = np.linalg.norm(np.sqrt(x.astype(np.float64) ** 2 @ weight.T.astype(np.float64) ** 2))
-        for int8 in (False, True):
+        for int8, fixed in itertools.product((False, True), (False,) if quantized else (False, True)):
             out = np.full((m, rows), np.nan, np.float32)
-            module.linear(context, matrix, x, out, int8)
+            module.linear(contexts[fixed], matrix, x, out, int8)
             error = np.linalg.norm(out - expected) / size
-            quantized, name = KINDS[kind][0] > 1, f"{isa} {kind} {m} rows{' int8' if int8 else ''}"
-            bound = (INT8 if int8 else WIDE) if quantized else TILES if isa.startswith("amx") else PLAIN
+            name = f"{isa} {kind} {m} rows{' int8' if int8 else ''}{' fixed' if fixed else ''}"
+            bound = (INT8 if int8 else WIDE) if quantized else TILES if tiles and not fixed else PLAIN
             if not error < bound:
                 wrong.append(f"{name}: error {error:.1e}, bound {bound:.0e}")
-            for part in (slice(0, 1), slice(m // 2, m // 2 + 3)) if quantized else ():
+            same = quantized or fixed or not tiles
+            for part in (slice(0, 1), slice(m // 2, m // 2 + 3)) if same else ():
                 alone = np.empty_like(out[part])
-                module.linear(context, matrix, x[part], alone, int8)
+                module.linear(contexts[fixed], matrix, x[part], alone, int8)
                 if not np.array_equal(alone, out[part]):
                     wrong.append(f"{name}: rows {part.start} to {part.stop} have other bits in other company")
     return wrong

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from ceiba.checkpoint.opening import open_checkpoint
 from ceiba.core.step import PrefixGroup
 from ceiba.kernels import cpu
+from ceiba.models.fused import FusedDecoder
 from ceiba.runner.worker import ModelRunner
 from plan_driver import PACKED_ERROR, Driver, Request, make_config, relative_error
 from tiny_models import CASES, logits_of, reference, write_gguf
@@ -130,7 +131,7 @@ def test_ragged_batches_of_prefill_and_decode(pair: tuple[PreTrainedModel, Drive
 
 
 def test_shared_prefixes_nested(pair: tuple[PreTrainedModel, Driver]) -> None:
-    """Groups of 20, 33 and 45 tokens read once, beside a request that shares nothing."""
+    """Groups of 20, 33 and 45 tokens, beside a request that shares nothing. The compiled kernels read them for each."""
     model, driver = pair
     root, lone = prompts(10, [45, 12])
     first, alone = Request(root), Request(lone)
@@ -152,6 +153,37 @@ def test_shared_prefixes_nested(pair: tuple[PreTrainedModel, Driver]) -> None:
     check(model, [alone, *branches])
     for request in (first, alone, *branches):
         driver.close(request)
+
+
+@KERNELS
+def test_shared_prefixes_that_the_compiled_kernels_read_once(tmp_path: Path) -> None:
+    """Nested ones, of one and two spans; grouping changes no bit."""
+    model, span = reference("llama"), cpu._cpu.ATTENTION_SPAN
+    model.save_pretrained(tmp_path)
+    config = make_config(str(tmp_path), context_len=3 * span, chunked_prefill_size=3 * span)
+    runner = ModelRunner(config, open_checkpoint(str(tmp_path)))
+    assert isinstance(runner.model, FusedDecoder)
+    driver = Driver(runner)
+    depths = [span + 20, 2 * span + 30]
+    root = Request(prompts(11, [depths[1]])[0])
+    driver.run([root], 1)
+    groups = [PrefixGroup(depth, np.arange(i, 5, i + 1, dtype=np.int32)) for i, depth in enumerate(depths)]
+    answers = []
+    for grouped in (False, True):
+        branches = [
+            Request([*root.prompt[: depths[i % 2]], i], prefix_slots=root.slots[: depths[i % 2]]) for i in range(5)
+        ]
+        driver.run(branches, 1)
+        driver.grouping = (lambda _: groups) if grouped else None
+        for _ in range(3):
+            driver.step([], branches)
+            assert (runner.attention.batch.groups is not None) is grouped
+        driver.grouping = None
+        check(model, branches)
+        answers.append(torch.stack([row for request in branches for row in request.logits]))
+        for request in branches:
+            driver.close(request)
+    assert torch.equal(*answers)
 
 
 def test_retraction_changes_nothing(pair: tuple[PreTrainedModel, Driver]) -> None:

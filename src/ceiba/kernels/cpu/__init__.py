@@ -24,7 +24,8 @@ __all__ = ["_cpu", "available", "best_set"]
 log = logging.getLogger(__name__)
 
 NEAR_EXACT = 1e-4
-"""Products on tiles are off by less than 2e-5 of their size; a unit that computes something else is off by about 1."""
+"""Plain weights on tiles are off by less than 2e-5 of their size, everything else by rounding; a unit that computes
+something else is off by about 1."""
 
 
 PROVEN = frozenset({"generic", "avx2"})

@@ -206,8 +206,9 @@ class OutputParser:
         return self._emitter.drain()
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """The text is over. What was held back comes out; a call that was cut short is none. ``cut``: it was the length
-        limit; a forced call, which cannot be anything else, then comes out as far as it was written."""
+        """The text is over. What was held back comes out; a call that was cut short is none. ``cut``: the model had
+        not ended it (the length limit, an abort); a forced call, which cannot be anything else, then comes out as far
+        as it was written."""
         if self._waiting is None:
             return []
         if self._special is not None:
