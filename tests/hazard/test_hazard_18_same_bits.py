@@ -125,6 +125,23 @@ def test_cold_cached_and_beside_sixteen_others_give_the_same_bits(runner: ModelR
     batched.close_rows()
 
 
+def test_under_a_prefix_that_is_read_once_for_five_it_has_the_same_bits(runner: ModelRunner) -> None:
+    cold = alone(runner, SAMPLING["greedy"])
+    engine = Engine(runner)
+    engine.ask("before", PROMPT, SAMPLING["greedy"])
+    engine.finish()
+    engine.ask("main", PROMPT, SAMPLING["greedy"])
+    for i in range(4):
+        engine.ask(str(i), [*PROMPT, *ENTRIES[i]["ids"][:5]], SAMPLING["sampled"])
+    shared = 0
+    while engine.port.inbox or not engine.scheduler.idle:
+        engine.scheduler.step(wait=0.0)
+        shared += runner.attention.batch.groups is not None
+    assert shared >= NEW // 2
+    assert bits(engine.port.answers["main"]) == cold
+    engine.close_rows()
+
+
 def test_a_prompt_in_chunks_of_17_has_the_same_log_probabilities(runner: ModelRunner) -> None:
     engine = Engine(runner)
     engine.scheduler.admission.config = config(chunked_prefill_size=17).scheduler
