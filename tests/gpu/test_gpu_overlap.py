@@ -1,0 +1,26 @@
+"""Overlap scheduling on CUDA: with the next step launched before the last one's tokens are known, every answer is the
+one that lockstep gives."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from support.overlap_world import REQUESTS, answers
+from tiny_models import reference
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = {"device": "cuda", "attention_backend": "triton", "mem_fraction_static": 0.99}
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen3-moe"])
+def test_every_answer_is_that_of_lockstep(case: str, tmp_path: Path) -> None:
+    reference(case).save_pretrained(tmp_path)
+    for _ in range(3):
+        seed = int.from_bytes(os.urandom(4), "little")
+        ahead, lockstep = (answers(tmp_path, seed, overlap=overlap, **DEVICE) for overlap in (True, False))
+        assert ahead == lockstep, f"seed {seed}"
+        assert len(ahead) > REQUESTS // 2
