@@ -173,7 +173,7 @@ class PathOps {
   }
 
   void note(PyObject* node, PyObject* child) const {
-    if (get(node, branch_) != child) put(check(node), branch_, Py_NewRef(child));
+    if (get(check(node), branch_) != child) put(node, branch_, Py_NewRef(child));
   }
 
   // The child that begins with the `page` tokens at `want`, null if there is none. Few children are looked through as

@@ -9,7 +9,6 @@
 constexpr int TILE = 64;          // positions a tile holds
 constexpr int SPAN = ATTENTION_SPAN;
 constexpr int QUERY_TOKENS = 16;  // prefill: tokens a task covers
-constexpr int MAX_DIM = 256;
 
 struct DecodeTask {
   int32_t first, count;   // members: indices into `member`
@@ -230,10 +229,10 @@ inline void weigh_rows(const float* weight, const Value& value, int m, int count
   for (; i < m; i++) weigh<1, WIDE>(weight + i * TILE, value, count, out + i * dim, dim);
 }
 
-// One tile for the rows in `q` [m, dim] (scaled already). `limit[i]`: positions row i may see in this tile, or null. Never
-// inlined: compiled once, it rounds alike for every kind of task.
+// One tile for the rows in `q` [m, dim] (scaled already). `limit[i]`: positions row i may see in this tile, or null. A
+// position that a row may not see has weight 0, which hides any finite value.
 template <Kv K>
-__attribute__((noinline)) void attend_tile(const AttentionShape& shape, const void* k, const void* v, const int32_t* slots, int kv_head,
+void attend_tile(const AttentionShape& shape, const void* k, const void* v, const int32_t* slots, int kv_head,
                         const float* q, int m, int count, const int32_t* limit, Rows& r, float* tile) {
   int dim = shape.head_dim;
   int64_t head_bytes = kv_bytes<K>(dim), stride = shape.kv_heads * head_bytes;
@@ -260,9 +259,9 @@ __attribute__((noinline)) void attend_tile(const AttentionShape& shape, const vo
   }
 }
 
-// Merges the state of a later span into (top, sum, out). Never inlined: compiled once, it rounds alike for everyone.
-__attribute__((noinline)) void merge_span(int dim, float& top, float& sum, float* out, float span_top, float span_sum,
-                                          const float* span_out) {
+// Merges the state of a later span into (top, sum, out).
+inline void merge_span(int dim, float& top, float& sum, float* out, float span_top, float span_sum,
+                       const float* span_out) {
   float both = top > span_top ? top : span_top;
   float keep = vexp(set1(top - both))[0], add = vexp(set1(span_top - both))[0];
   top = both;

@@ -6,25 +6,7 @@
 template <Kind K>
 struct Codec;
 
-CEIBA_INLINE void nibble_groups(const uint8_t* p, int v, vb (&w)[8]) {
-  CEIBA_UNROLL
-  for (int c = 0; c < 4; c++) {
-    vb byte = load_bytes(p + 64 * c + v * W * 4);
-    w[2 * c] = byte & 15;
-    w[2 * c + 1] = (vb)((vh)byte >> 4) & 15;
-  }
-}
-
-CEIBA_INLINE void add_fifth(const uint8_t* p, int v, vb (&w)[8]) {
-  vb bits = load_bytes(p + v * W * 4);
-  CEIBA_UNROLL
-  for (int g = 0; g < 8; g++) {
-    vb at = g < 4 ? (vb)((vh)bits << (4 - g)) : (vb)((vh)bits >> (g - 4));
-    w[g] |= at & 16;
-  }
-}
-
-// Group g of a block alone; `bits` is what `add_fifth` and the two-bit halves read.
+// Group g of a block; `bits`: the fifth bits, or the two-bit half that the group lies in.
 CEIBA_INLINE vb nibble_group_of(const uint8_t* p, int g, int v) {
   vb byte = load_bytes(p + 64 * (g / 2) + v * W * 4);
   return (g % 2 ? (vb)((vh)byte >> 4) : byte) & 15;
@@ -42,13 +24,10 @@ struct Legacy {
   static constexpr int SUPER = 1, HEAD = 0;
   static constexpr bool SIGNED = false, HALVES = false, NIBBLES = !FIFTH;
   static constexpr int PER_MADD = FIFTH ? 4 : 8;
-  static CEIBA_INLINE vb extra(const uint8_t* b, int, int v) { return load_bytes(b + BLOCK - 320 + v * W * 4); }
+  static CEIBA_INLINE vb extra(const uint8_t* b, int, int v) { return FIFTH ? load_bytes(b + BLOCK - 320 + v * W * 4) : vb{}; }
   static CEIBA_INLINE vb group(const uint8_t* b, int g, int v, vb bits) {
-    return nibble_group_of(b + BLOCK - 256, g, v) | fifth_of(bits, g);
-  }
-  static CEIBA_INLINE void codes(const uint8_t* b, int v, vb (&w)[8]) {
-    nibble_groups(b + BLOCK - 256, v, w);
-    if (FIFTH) add_fifth(b + BLOCK - 320, v, w);
+    vb low = nibble_group_of(b + BLOCK - 256, g, v);
+    return FIFTH ? low | fifth_of(bits, g) : low;
   }
   static CEIBA_INLINE void scales(const uint8_t*, const uint8_t* b, int v, Scales& s) {
     s.scale[0] = from_half(reinterpret_cast<const uint16_t*>(b) + v * W);
@@ -66,10 +45,6 @@ struct Codec<Kind::Q8_0> {
   static constexpr bool SIGNED = true, HALVES = false, NIBBLES = false;
   static CEIBA_INLINE vb extra(const uint8_t*, int, int) { return vb{}; }
   static CEIBA_INLINE vb group(const uint8_t* b, int g, int v, vb) { return load_bytes(b + 32 + 64 * g + v * W * 4); }
-  static CEIBA_INLINE void codes(const uint8_t* b, int v, vb (&w)[8]) {
-    CEIBA_UNROLL
-    for (int g = 0; g < 8; g++) w[g] = load_bytes(b + 32 + 64 * g + v * W * 4);
-  }
   static CEIBA_INLINE void scales(const uint8_t*, const uint8_t* b, int v, Scales& s) {
     s.scale[0] = from_half(reinterpret_cast<const uint16_t*>(b) + v * W);
     s.shift[0] = vf{};
@@ -80,13 +55,10 @@ template <bool FIFTH>
 struct SuperK {
   static constexpr int BLOCK = FIFTH ? 352 : 288, SUPER = 8, HEAD = 64, PER_MADD = FIFTH ? 4 : 8;
   static constexpr bool SIGNED = false, HALVES = false, NIBBLES = !FIFTH;
-  static CEIBA_INLINE vb extra(const uint8_t* b, int, int v) { return load_bytes(b + 32 + v * W * 4); }
+  static CEIBA_INLINE vb extra(const uint8_t* b, int, int v) { return FIFTH ? load_bytes(b + 32 + v * W * 4) : vb{}; }
   static CEIBA_INLINE vb group(const uint8_t* b, int g, int v, vb bits) {
-    return nibble_group_of(b + BLOCK - 256, g, v) | fifth_of(bits, g);
-  }
-  static CEIBA_INLINE void codes(const uint8_t* b, int v, vb (&w)[8]) {
-    nibble_groups(b + BLOCK - 256, v, w);
-    if (FIFTH) add_fifth(b + 32, v, w);
+    vb low = nibble_group_of(b + BLOCK - 256, g, v);
+    return FIFTH ? low | fifth_of(bits, g) : low;
   }
   static CEIBA_INLINE void scales(const uint8_t* head, const uint8_t* b, int v, Scales& s) {
     vf d = from_half(reinterpret_cast<const uint16_t*>(head) + v * W);
@@ -108,16 +80,6 @@ struct Codec<Kind::Q6_K> {
     vb two = t < 2 ? (vb)((vh)bits << (4 - 2 * t)) : (vb)((vh)bits >> (2 * t - 4));
     return nibble_group_of(b + 32, g, v) | (two & 48);
   }
-  static CEIBA_INLINE void codes(const uint8_t* b, int v, vb (&w)[8]) {
-    nibble_groups(b + 32, v, w);
-    for (int h = 0; h < 2; h++) {
-      vb bits = load_bytes(b + 288 + 64 * h + v * W * 4);
-      w[4 * h] |= (vb)((vh)bits << 4) & 48;
-      w[4 * h + 1] |= (vb)((vh)bits << 2) & 48;
-      w[4 * h + 2] |= bits & 48;
-      w[4 * h + 3] |= (vb)((vh)bits >> 2) & 48;
-    }
-  }
   static CEIBA_INLINE void scales(const uint8_t* head, const uint8_t* b, int v, Scales& s) {
     vf d = from_half(reinterpret_cast<const uint16_t*>(head) + v * W);
     for (int h = 0; h < 2; h++) {
@@ -126,3 +88,9 @@ struct Codec<Kind::Q6_K> {
     }
   }
 };
+
+template <Kind K>
+CEIBA_INLINE void block_codes(const uint8_t* body, int v, vb (&w)[8]) {
+  CEIBA_UNROLL
+  for (int g = 0; g < 8; g++) w[g] = Codec<K>::group(body, g, v, Codec<K>::extra(body, g / 4, v));
+}

@@ -11,7 +11,7 @@ inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
   vf sum = vf{};
   for (int64_t i = 0; i < n; i += W) {
     vf v = load(x + i);
-    sum += v * v;
+    sum = fmadd(v, v, sum);
   }
   float mean = hsum(sum) / float(n) + eps;
   float scale = 1.f / __builtin_sqrtf(mean);
@@ -22,8 +22,8 @@ inline void rotate(float* head, const float* cos, const float* sin, int dim) {
   int half = dim / 2;
   for (int i = 0; i < half; i += W) {
     vf a = load(head + i), b = load(head + half + i), c = load(cos + i), s = load(sin + i);
-    store(head + i, a * c - b * s);
-    store(head + half + i, b * c + a * s);
+    store(head + i, fmadd(a, c, -(b * s)));
+    store(head + half + i, fmadd(b, c, a * s));
   }
 }
 
@@ -36,7 +36,7 @@ struct Activations {
 };
 
 inline bool few(int64_t tokens) { return tokens <= 8; }
-inline bool in_tiles(int64_t tokens) { return TILES && tokens > GEMV_ROWS; }
+inline bool in_tiles(int64_t tokens) { return TILES && tokens > FEW_ROWS; }
 
 inline size_t activation_bytes(int64_t tokens, int64_t cols, const Forms& forms) {
   size_t values = size_t(tokens * cols), tiled = size_t(tile_rows(tokens) * cols);

@@ -54,8 +54,6 @@ struct Model {
   bool int8;                                // int8 activations for quantized weights
 };
 
-// `fixed_order` in calls: a row's bits must not depend on the others, so plain weights do without tiles.
-
 // Scratch that grows to the largest batch seen; owned by the bindings so that no unit allocates.
 struct Arena {
   uint8_t* data = nullptr;
@@ -67,7 +65,7 @@ struct Forward {
   const AttentionPlan* plan;
   const int32_t *ids, *positions;           // [tokens]
   float* hidden;                            // [tokens, hidden], written
-  bool fixed_order;
+  bool fixed_order;                         // plain weights do without tiles, whose sums depend on the number of rows
   Team* team;
   Arena* arena;
 };

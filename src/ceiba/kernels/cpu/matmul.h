@@ -46,7 +46,7 @@ void panel_int8(const uint8_t* panel, const QuantRows& x, int64_t cols, int m, f
     __builtin_prefetch(body + 1024);
     for (int v = 0; v < NV; v++) {
       vb w[8];
-      C::codes(body, v, w);
+      block_codes<K>(body, v, w);
       Scales s;
       C::scales(head, body, v, s);
       for (int i = 0; i < m; i++) {
@@ -166,14 +166,14 @@ inline void decode_block(const uint8_t* head, const uint8_t* body, float* out) {
   using C = Codec<K>;
   for (int v = 0; v < NV; v++) {
     vb w[8];
-    C::codes(body, v, w);
+    block_codes<K>(body, v, w);
     Scales s;
     C::scales(head, body, v, s);
     for (int g = 0; g < 8; g++) {
       int half = C::HALVES ? g / 4 : 0;
       for (int j = 0; j < 4; j++) {
         vi code = C::SIGNED ? ((vi)w[g] << (24 - 8 * j)) >> 24 : ((vi)w[g] >> (8 * j)) & 255;
-        store(out + (4 * g + j) * LANES + v * W, to_float(code) * s.scale[half] + s.shift[half]);
+        store(out + (4 * g + j) * LANES + v * W, fmadd(to_float(code), s.scale[half], s.shift[half]));
       }
     }
   }
@@ -189,7 +189,7 @@ inline void panel_product(const Matrix& w, int64_t p, const Input& in, int m, fl
   const uint8_t* panel = w.data + p * w.panel_bytes();
 #if defined(CEIBA_TILES)
   if (w.kind == Kind::BF16 && in.split.high) return panel_tiles_bf16(panel, in.split, w.cols, m, acc);
-  if (in.wide.high || (in.quant.q && m > GEMV_ROWS)) {
+  if (in.wide.high || (in.quant.q && m > FEW_ROWS)) {
     switch (w.kind) {
 #define CASE(K)                                                                       \
   case Kind::K:                                                                       \

@@ -251,7 +251,14 @@ AttentionPlan make_plan(const Ints1& rows, const Ints1& starts, const Ints1& len
     p.group_members = groups->members.data();
     p.group_covered = groups->covered.data();
     require(int64_t(groups->covered.size()) == p.segments, "covered must have one entry per segment");
+    for (int64_t i = num_prefill; i < p.segments; i++) {
+      int32_t covered = p.group_covered[i];
+      require(covered >= 0 && covered % ATTENTION_SPAN == 0 && covered <= p.starts[i] + 1, "covered is out of range");
+    }
     for (int64_t g = 0; g < p.num_groups; g++) {
+      require(p.group_from[g] >= 0 && p.group_from[g] % ATTENTION_SPAN == 0 && p.group_from[g] < p.group_to[g] &&
+                  p.group_to[g] % ATTENTION_SPAN == 0,
+              "groups begin and end where spans do");
       require(p.group_first[g] >= 0 && p.group_count[g] > 0 &&
                   p.group_first[g] + p.group_count[g] <= int64_t(groups->members.size()),
               "group members are out of range");
@@ -259,7 +266,6 @@ AttentionPlan make_plan(const Ints1& rows, const Ints1& starts, const Ints1& len
         int32_t segment = p.group_members[p.group_first[g] + i];
         require(segment >= num_prefill && segment < p.segments, "group member is not a decode segment");
         require(p.group_to[g] <= starts.data()[segment] + 1, "group is longer than its member");
-        require(p.group_from[g] % ATTENTION_SPAN == 0 && p.group_to[g] % ATTENTION_SPAN == 0, "group cuts a span");
       }
     }
   } else {
@@ -503,7 +509,8 @@ NB_MODULE(_cpu, m) {
   m.doc() = "CPU kernels of Ceiba: packed weights, whole-decoder steps, paged attention.";
   m.attr("ATTENTION_SPAN") = ATTENTION_SPAN;
   m.def("instruction_sets", &instruction_sets, "Instruction sets of this processor that a unit exists for, best last.");
-  nb::class_<Context>(m, "Context", "Threads, scratch memory and the instruction set of calls; one call at a time.")
+  nb::class_<Context>(m, "Context", "Threads, scratch memory and the instruction set of calls; one call at a time. With fixed_order plain weights do "
+                         "without matrix tiles, so that a row's bits never depend on the other rows.")
       .def(nb::init<int, std::string, bool>(), nb::arg("threads"), nb::arg("isa") = "auto",
            nb::arg("fixed_order") = false)
       .def_prop_ro("threads", [](const Context& c) { return c.team.size(); })

@@ -6,14 +6,14 @@ constexpr int TILE_M = 16;
 inline int64_t tile_rows(int64_t m) { return (m + TILE_M - 1) / TILE_M * TILE_M; }
 
 // Activations as integers per 32 columns: value = scale · q; `sums` holds Σ value per 16 columns. A block that holds NaN or
-// an infinity has a scale that is none either, so that it shows in every product.
+// an infinity gets NaN or infinity as its scale, so that it shows in every product.
 struct QuantRows {
   int8_t* q;      // [tile_rows(m), cols]: 8 bits, for --enable-int8-activations
   float* scale;   // [m, cols / 32]
   float* sums;    // [m, cols / 16]
 };
 
-// The same with 16 bits: off by less than 2^-16 of the largest of the 32. For tiles as two bytes, q = 256 · high + low.
+// The same with 16 bits: off by half a step, about 2^-16 of the largest of the 32. For tiles as two bytes, q = 256 · high + low.
 struct WideRows {
   int16_t* q;     // [m, cols], columns 0, 2, 1, 3 of each four; or null
   int8_t* high;   // [tile_rows(m), cols], or null

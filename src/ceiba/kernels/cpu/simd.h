@@ -174,19 +174,19 @@ inline vf vexp(vf x) {
   vf scaled = x * 1.44269504f;
   vi n = __builtin_convertvector(scaled + (scaled < 0.f ? set1(-0.5f) : set1(0.5f)), vi);
   vf nf = to_float(n);
-  vf r = x - nf * 0.693359375f;
-  r = r - nf * -2.12194440e-4f;
+  vf r = fmadd(nf, set1(-0.693359375f), x);
+  r = fmadd(nf, set1(2.12194440e-4f), r);
   vf p = set1(1.3888889e-3f);
-  p = p * r + 8.3333333e-3f;
-  p = p * r + 4.1666667e-2f;
-  p = p * r + 1.6666667e-1f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
+  p = fmadd(p, r, set1(8.3333333e-3f));
+  p = fmadd(p, r, set1(4.1666667e-2f));
+  p = fmadd(p, r, set1(1.6666667e-1f));
+  p = fmadd(p, r, set1(0.5f));
+  p = fmadd(p, r, set1(1.0f));
+  p = fmadd(p, r, set1(1.0f));
   return p * (vf)((n + 127) << 23);
 }
 
-// acc[row] += sum over 4 of w[row][j] · x[j]: w unsigned 7-bit at most where the set lacks VNNI (see `fits16`).
+// acc[row] += sum over 4 of w[row][j] · x[j]: w unsigned 7-bit at most where the set lacks VNNI.
 struct Dot {
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
   static inline vi step(vi acc, vb w, int32_t x) {

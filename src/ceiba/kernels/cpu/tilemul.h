@@ -53,7 +53,7 @@ CEIBA_INLINE void each_block_tile(const uint8_t* panel, const float* scale, cons
       body += C::HEAD;
     }
     vb w[NV][8];
-    for (int v = 0; v < NV; v++) C::codes(body, v, w[v]);
+    for (int v = 0; v < NV; v++) block_codes<K>(body, v, w[v]);
     block_scales<K>(head, body, scales);
     for (int row = 0; row < m; row += TILE_M) {
       for (int h = 0; h < (C::HALVES ? 2 : 1); h++) {

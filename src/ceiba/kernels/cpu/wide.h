@@ -9,7 +9,7 @@
 // A 32-bit word of codes holds columns 4g to 4g + 3 of one row as bytes; its even and odd bytes, widened in place, are the
 // two pairs that one multiply-and-add of 16-bit pairs takes, and activations lie in that order: 0, 2, 1, 3.
 
-constexpr int GEMV_ROWS = 4;      // rows that decode the codes for themselves
+constexpr int FEW_ROWS = 4;       // rows that decode the codes for themselves
 constexpr int DEPTH = 320;        // columns decoded at a time for many rows: 10 KiB of pairs
 
 // acc[row] += Σ over two of pair[row] · x. Whole numbers may be added in any order, and GCC would gather a block's products
