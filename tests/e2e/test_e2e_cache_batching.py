@@ -105,20 +105,21 @@ def forwards(server) -> float:
 
 
 def test_sixteen_at_once_take_about_the_forwards_of_one_and_several_times_the_throughput(fresh):
-    tokens, single, together = 128, [], []
+    tokens, ratios = 128, []
     asyncio.run(run_together(fresh.url, [body(ids(50, 20), 8)] * 16))
-    for turn in range(3):  # in turn, and the best of each: the machine may be slower for a while
+    for turn in range(5):  # each pair within seconds, again if the machine was disturbed
         before = forwards(fresh)
-        single.append(asyncio.run(run_together(fresh.url, [body(ids(60 + turn, 20), tokens)])))
+        single = asyncio.run(run_together(fresh.url, [body(ids(60 + turn, 20), tokens)]))
         one = forwards(fresh) - before
         assert tokens <= one <= tokens + 8
         before = forwards(fresh)
         prompts = [ids(100 * (turn + 1) + i, 20) for i in range(16)]
-        together.append(asyncio.run(run_together(fresh.url, [body(prompt, tokens) for prompt in prompts])))
+        together = asyncio.run(run_together(fresh.url, [body(prompt, tokens) for prompt in prompts]))
         assert forwards(fresh) - before <= 1.5 * one
-        if turn > 0 and 16 * min(single) >= 3 * min(together):
+        ratios.append(16 * single / together)
+        if ratios[-1] >= 3:
             return
-    assert 16 * min(single) / min(together) >= 3
+    pytest.fail(f"throughput of sixteen over that of one: {ratios}")
 
 
 def test_the_ledger_balances_when_idle(fresh):
