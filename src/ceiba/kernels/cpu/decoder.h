@@ -42,7 +42,8 @@ inline size_t activation_bytes(int64_t tokens, int64_t cols, const Forms& forms)
   size_t values = size_t(tokens * cols), tiled = size_t(tile_rows(tokens) * cols);
   size_t scales = aligned(values / 32 * 4) + aligned(values / 16 * 4), bytes = aligned(values * 4);
   if (forms.int8) bytes += aligned(tiled) + scales;
-  if (forms.wide) bytes += (in_tiles(tokens) ? 2 * aligned(tiled) : aligned(values * 2)) + scales;
+  if (forms.wide)
+    bytes += (in_tiles(tokens) ? 2 * aligned(tiled) : aligned(values * 2)) + aligned(values / 32 * sizeof(BlockFacts));
   if (forms.split && in_tiles(tokens)) bytes += 2 * aligned(tiled * 2);
   return bytes;
 }
@@ -59,10 +60,7 @@ inline Activations carve_activations(uint8_t*& at, int64_t tokens, int64_t cols,
   } else if (forms.wide) {
     a.wide.q = reinterpret_cast<int16_t*>(carve(at, values * 2));
   }
-  if (forms.wide) {
-    a.wide.scale = floats(values / 32);
-    a.wide.sums = floats(values / 16);
-  }
+  if (forms.wide) a.wide.facts = reinterpret_cast<BlockFacts*>(carve(at, values / 32 * sizeof(BlockFacts)));
   if (forms.split && in_tiles(tokens)) {
     a.split.high = reinterpret_cast<uint16_t*>(carve(at, tiled * 2));
     a.split.low = reinterpret_cast<uint16_t*>(carve(at, tiled * 2));
@@ -74,9 +72,8 @@ inline Activations carve_activations(uint8_t*& at, int64_t tokens, int64_t cols,
 inline void derive(const Activations& a, const float* x, int64_t row, int64_t cols) {
   int64_t at = row * cols;
   if (a.quant.q) quantize_row(x, cols, a.quant.q + at, a.quant.scale + at / 32, a.quant.sums + at / 16);
-  if (a.wide.q) widen_row(x, cols, a.wide.q + at, a.wide.scale + at / 32, a.wide.sums + at / 16);
-  if (a.wide.high)
-    widen_row_in_bytes(x, cols, a.wide.high + at, a.wide.low + at, a.wide.scale + at / 32, a.wide.sums + at / 16);
+  if (a.wide.q) widen_row(x, cols, a.wide.q + at, a.wide.facts + at / 32);
+  if (a.wide.high) widen_row_in_bytes(x, cols, a.wide.high + at, a.wide.low + at, a.wide.facts + at / 32);
   if (a.split.high) split_row(x, cols, a.split.high + at, a.split.low + at);
 }
 

@@ -55,7 +55,7 @@ void panel_int8(const uint8_t* panel, const QuantRows& x, int64_t cols, int m, f
         float d = x.scale[i * blocks + b];
         vf sum = load(acc + LANES * i + v * W);
         sum = fold<C::SIGNED>(sum, dot_groups<K, 0, C::HALVES ? 4 : 8>(w, xs), s.scale[0], s.shift[0], d,
-                              sum_of<C::HALVES>(sums, 0));
+                              C::HALVES ? sums[0] : sums[0] + sums[1]);
         if constexpr (C::HALVES)
           sum = fold<C::SIGNED>(sum, dot_groups<K, 4, 8>(w, xs), s.scale[1], s.shift[1], d, sums[1]);
         store(acc + LANES * i + v * W, sum);

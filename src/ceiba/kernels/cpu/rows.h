@@ -13,18 +13,23 @@ struct QuantRows {
   float* sums;    // [m, cols / 16]
 };
 
+struct BlockFacts {
+  float scale;
+  float sums[2];  // Σ value of the first and the last 16 columns
+  float sum;      // of all
+};
+
 // The same with 16 bits: off by half a step, about 2^-16 of the largest of the 32. For tiles as two bytes, q = 256 · high + low.
 struct WideRows {
   int16_t* q;     // [m, cols], columns 0, 2, 1, 3 of each four; or null
   int8_t* high;   // [tile_rows(m), cols], or null
   uint8_t* low;
-  float* scale;
-  float* sums;
+  BlockFacts* facts;  // [m, cols / 32]
 };
 
-// Calls put(column, integers of W columns) for a row, and writes scale and sums.
-template <int TOP, class Put>
-CEIBA_INLINE void quantize(const float* x, int64_t cols, float* scale, float* sums, const Put& put) {
+// Calls put(column, integers of W columns) for a row, and facts(block, scale, Σ of its first and of its last 16 columns).
+template <int TOP, class Put, class Facts>
+CEIBA_INLINE void quantize(const float* x, int64_t cols, const Put& put, const Facts& facts) {
   for (int64_t b = 0; b < cols / 32; b++) {
     const float* from = x + 32 * b;
     vf peak = vf{};
@@ -37,6 +42,7 @@ CEIBA_INLINE void quantize(const float* x, int64_t cols, float* scale, float* su
     }
     float top = hmax(peak), inverse = top > 0.f ? float(TOP) / top : 0.f;
     float d = any(odd) ? __builtin_nanf("") : top / float(TOP);
+    float sums[2];
     for (int half = 0; half < 2; half++) {
       vf total = vf{};  // of integers far below 2^24: exact in any order
       CEIBA_UNROLL
@@ -45,20 +51,34 @@ CEIBA_INLINE void quantize(const float* x, int64_t cols, float* scale, float* su
         put(32 * b + i, n);
         total += to_float(n);
       }
-      sums[2 * b + half] = d * hsum(total);
+      sums[half] = d * hsum(total);
     }
-    scale[b] = d;
+    facts(b, d, sums[0], sums[1]);
   }
 }
 
 inline void quantize_row(const float* x, int64_t cols, int8_t* q, float* scale, float* sums) {
-  quantize<127>(x, cols, scale, sums, [&](int64_t at, vi n) __attribute__((always_inline)) {
-    *reinterpret_cast<quarter_vec*>(q + at) = __builtin_convertvector(n, quarter_vec);
+  quantize<127>(
+      x, cols,
+      [&](int64_t at, vi n) __attribute__((always_inline)) {
+        *reinterpret_cast<quarter_vec*>(q + at) = __builtin_convertvector(n, quarter_vec);
+      },
+      [&](int64_t b, float d, float first, float last) __attribute__((always_inline)) {
+        scale[b] = d;
+        sums[2 * b] = first;
+        sums[2 * b + 1] = last;
+      });
+}
+
+template <class Put>
+CEIBA_INLINE void widen(const float* x, int64_t cols, BlockFacts* facts, const Put& put) {
+  quantize<32767>(x, cols, put, [&](int64_t b, float d, float first, float last) __attribute__((always_inline)) {
+    facts[b] = {d, {first, last}, first + last};
   });
 }
 
-inline void widen_row(const float* x, int64_t cols, int16_t* q, float* scale, float* sums) {
-  quantize<32767>(x, cols, scale, sums, [&](int64_t at, vi n) __attribute__((always_inline)) {
+inline void widen_row(const float* x, int64_t cols, int16_t* q, BlockFacts* facts) {
+  widen(x, cols, facts, [&](int64_t at, vi n) __attribute__((always_inline)) {
     vi order;
     CEIBA_UNROLL
     for (int i = 0; i < W; i += 4) order[i] = i, order[i + 1] = i + 2, order[i + 2] = i + 1, order[i + 3] = i + 3;
@@ -66,8 +86,8 @@ inline void widen_row(const float* x, int64_t cols, int16_t* q, float* scale, fl
   });
 }
 
-inline void widen_row_in_bytes(const float* x, int64_t cols, int8_t* high, uint8_t* low, float* scale, float* sums) {
-  quantize<32767>(x, cols, scale, sums, [&](int64_t at, vi n) __attribute__((always_inline)) {
+inline void widen_row_in_bytes(const float* x, int64_t cols, int8_t* high, uint8_t* low, BlockFacts* facts) {
+  widen(x, cols, facts, [&](int64_t at, vi n) __attribute__((always_inline)) {
     *reinterpret_cast<quarter_vec*>(high + at) = __builtin_convertvector(n >> 8, quarter_vec);
     *reinterpret_cast<uquarter_vec*>(low + at) = __builtin_convertvector(n & 255, uquarter_vec);
   });
@@ -116,12 +136,9 @@ struct Input {
       at.quant.scale += i * (cols / 32);
       at.quant.sums += i * (cols / 16);
     }
-    if (wide.scale) {
-      if (wide.q) at.wide.q += i * cols;
-      if (wide.high) at.wide.high += i * cols, at.wide.low += i * cols;
-      at.wide.scale += i * (cols / 32);
-      at.wide.sums += i * (cols / 16);
-    }
+    if (wide.q) at.wide.q += i * cols;
+    if (wide.high) at.wide.high += i * cols, at.wide.low += i * cols;
+    if (wide.facts) at.wide.facts += i * (cols / 32);
     if (split.high) at.split.high += i * cols, at.split.low += i * cols;
     return at;
   }

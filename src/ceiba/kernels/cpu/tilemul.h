@@ -40,9 +40,10 @@ inline void panel_tiles_bf16(const uint8_t* panel, const SplitRows& x, int64_t c
 }
 
 // acc [m, 16] += Σ over blocks, each one product of every row tile: `product(row, column)` leaves its integers in sum.
-template <Kind K, class Product>
-CEIBA_INLINE void each_block_tile(const uint8_t* panel, const float* scale, const float* sums, int64_t cols, int m,
-                                  const int32_t* sum, float* acc, const Product& product) {
+// `facts(row, block)` are those of the activations.
+template <Kind K, class Facts, class Product>
+CEIBA_INLINE void each_block_tile(const uint8_t* panel, int64_t cols, int m, const int32_t* sum, float* acc,
+                                  const Facts& facts, const Product& product) {
   using C = Codec<K>;
   alignas(64) uint8_t codes[8 * 64];
   BlockScales scales;
@@ -68,10 +69,10 @@ CEIBA_INLINE void each_block_tile(const uint8_t* panel, const float* scale, cons
         for (int v = 0; v < NV; v++) {
           vf s = load(scales.scale[h] + v * W), t = load(scales.shift[h] + v * W);
           for (int i = 0; i < imin(TILE_M, m - row); i++) {
-            int64_t at = (row + i) * cols + 32 * b;
+            BlockFacts known = facts(row + i, b);
             float* to = acc + (row + i) * LANES + v * W;
-            store(to, fold<C::SIGNED>(load(to), load_words(sum + i * LANES + v * W), s, t, scale[at / 32],
-                                      sum_of<C::HALVES>(sums + at / 16, h)));
+            store(to, fold<C::SIGNED>(load(to), load_words(sum + i * LANES + v * W), s, t, known.scale,
+                                      sum_of<C::HALVES>(known, h)));
           }
         }
       }
@@ -82,7 +83,11 @@ CEIBA_INLINE void each_block_tile(const uint8_t* panel, const float* scale, cons
 template <Kind K>
 void panel_tiles_int8(const uint8_t* panel, const QuantRows& x, int64_t cols, int m, float* acc) {
   alignas(64) int32_t sum[TILE_M * LANES];
-  each_block_tile<K>(panel, x.scale, x.sums, cols, m, sum, acc, [&](int64_t row, int64_t k) {
+  auto facts = [&](int64_t row, int64_t b) {
+    const float* sums = x.sums + row * (cols / 16) + 2 * b;
+    return BlockFacts{x.scale[row * (cols / 32) + b], {sums[0], sums[1]}, sums[0] + sums[1]};
+  };
+  each_block_tile<K>(panel, cols, m, sum, acc, facts, [&](int64_t row, int64_t k) {
     tile_zero<C0>();
     tile_load<A8>(x.q + row * cols + k, cols);
     tile_int8<C0, true, Codec<K>::SIGNED>();
@@ -93,7 +98,8 @@ void panel_tiles_int8(const uint8_t* panel, const QuantRows& x, int64_t cols, in
 template <Kind K>
 void panel_tiles_wide(const uint8_t* panel, const WideRows& x, int64_t cols, int m, float* acc) {
   alignas(64) int32_t sum[TILE_M * LANES], low[TILE_M * LANES];
-  each_block_tile<K>(panel, x.scale, x.sums, cols, m, sum, acc, [&](int64_t row, int64_t k) {
+  auto facts = [&](int64_t row, int64_t b) { return x.facts[row * (cols / 32) + b]; };
+  each_block_tile<K>(panel, cols, m, sum, acc, facts, [&](int64_t row, int64_t k) {
     tile_zero<C0>();
     tile_load<A8>(x.high + row * cols + k, cols);
     tile_int8<C0, true, Codec<K>::SIGNED>();

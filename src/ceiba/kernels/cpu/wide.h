@@ -81,7 +81,7 @@ CEIBA_INLINE int32_t word_at(const int16_t* q, int word) {
 
 // Σx of the columns that half h of a block's sums covers.
 template <bool HALVES>
-CEIBA_INLINE float sum_of(const float* sums, int h) { return HALVES ? sums[h] : sums[0] + sums[1]; }
+CEIBA_INLINE float sum_of(const BlockFacts& facts, int h) { return HALVES ? facts.sums[h] : facts.sum; }
 
 constexpr int PREFETCH_AHEAD = 2048;
 
@@ -124,8 +124,8 @@ void wide_few(const uint8_t* panel, const WideRows& x, int64_t cols, float* acc)
       for (int h = 0; h < PARTS; h++) {
         CEIBA_UNROLL
         for (int i = 0; i < MT; i++)
-          total[i][v] = fold<C::SIGNED>(total[i][v], sum[h][i][v], s.scale[h], s.shift[h],
-                                        x.scale[(i * cols) / 32 + b], sum_of<C::HALVES>(x.sums + (i * cols) / 16 + 2 * b, h));
+          total[i][v] = fold<C::SIGNED>(total[i][v], sum[h][i][v], s.scale[h], s.shift[h], x.facts[i * cols / 32 + b].scale,
+                                        sum_of<C::HALVES>(x.facts[i * cols / 32 + b], h));
       }
     }
   }
@@ -161,8 +161,8 @@ struct WideBlocks {
 
 // acc [MT, 16] += x · (decoded blocks)ᵀ. Never inlined: its sums need all registers.
 template <bool SIGNED, bool HALVES, int MT>
-__attribute__((noinline)) void wide_micro(const WideBlocks& w, int64_t blocks, const int16_t* q, const float* scale,
-                                          const float* sums, int64_t cols, float* acc) {
+__attribute__((noinline)) void wide_micro(const WideBlocks& w, int64_t blocks, const int16_t* q, const BlockFacts* facts,
+                                          int64_t cols, float* acc) {
   constexpr int PARTS = HALVES ? 2 : 1, WORDS = 16 / PARTS;
   for (int64_t b = 0; b < blocks; b++) {
     CEIBA_UNROLL
@@ -182,13 +182,14 @@ __attribute__((noinline)) void wide_micro(const WideBlocks& w, int64_t blocks, c
         }
       }
       CEIBA_UNROLL
-      for (int v = 0; v < NV; v++) {
-        vf s = load(w.scales[b].scale[h] + v * W), t = load(w.scales[b].shift[h] + v * W);
+      for (int i = 0; i < MT; i++) {
+        const BlockFacts& known = facts[i * (cols / 32) + b];
+        float d = known.scale, x_sum = sum_of<HALVES>(known, h);
         CEIBA_UNROLL
-        for (int i = 0; i < MT; i++) {
+        for (int v = 0; v < NV; v++) {
           float* to = acc + i * LANES + v * W;
-          store(to, fold<SIGNED>(load(to), sum[i][v], s, t, scale[i * cols / 32 + b],
-                                 sum_of<HALVES>(sums + i * cols / 16 + 2 * b, h)));
+          store(to, fold<SIGNED>(load(to), sum[i][v], load(w.scales[b].scale[h] + v * W),
+                                 load(w.scales[b].shift[h] + v * W), d, x_sum));
         }
       }
     }
@@ -228,8 +229,8 @@ void wide_many(const uint8_t* panel, const WideRows& x, int64_t cols, int m, flo
     auto rows = [&](auto count) {
       constexpr int MT = decltype(count)::value;
       for (; row + MT <= m; row += MT)
-        wide_micro<C::SIGNED, C::HALVES, MT>(w, blocks, x.q + row * cols + k0, x.scale + (row * cols + k0) / 32,
-                                             x.sums + (row * cols + k0) / 16, cols, acc + row * LANES);
+        wide_micro<C::SIGNED, C::HALVES, MT>(w, blocks, x.q + row * cols + k0, x.facts + (row * cols + k0) / 32, cols,
+                                             acc + row * LANES);
     };
     rows(Count<WIDE_ROWS>{});
     rows(Count<4>{});
