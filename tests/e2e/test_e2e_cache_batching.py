@@ -105,7 +105,7 @@ def forwards(server) -> float:
 
 
 def test_sixteen_at_once_take_about_the_forwards_of_one_and_several_times_the_throughput(fresh):
-    """The goal is three times. On two AVX2 cores 2.6 to 3.7 were measured: where memory is fast one request gains from
+    """The goal is three times. On two AVX2 cores 2.4 to 3.7 were measured: where memory is fast one request gains from
     it and sixteen, which are bound by multiplications, do not (docs/status.md)."""
     tokens, ratios = 128, []
     asyncio.run(run_together(fresh.url, [body(ids(50, 20), 8)] * 16))
