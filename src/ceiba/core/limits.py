@@ -100,6 +100,8 @@ GRAMMAR_MEMORY_BYTES: Final = 1 << 30
 """What compiling one grammar may take on top of the compiler itself."""
 GRAMMAR_CACHE: Final = 256
 """Compiled grammars kept."""
+GRAMMAR_CACHE_BYTES: Final = 1 << 30
+"""Compiled grammars kept and in use: an automaton built ahead for a long text may take 150 MB."""
 GRAMMAR_LEXER_STATES: Final = 50_000
 """States one grammar's automaton may grow to while it is used (1-2 kB each)."""
 GRAMMAR_STEP_FUEL: Final = 200_000

@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -19,11 +20,11 @@ import numpy as np
 
 from ceiba.config.records import GrammarConfig
 from ceiba.core import limits
-from ceiba.core.errors import BadRequest, CeibaError, EngineFault
+from ceiba.core.errors import BadRequest, CeibaError, EngineFault, Overloaded
 from ceiba.core.sampling import SamplingParams
 from ceiba.core.step import Int32
 from ceiba.grammar import fields
-from ceiba.grammar.base import Constraint, Engine, Prepared, Spacing, State, Vocabulary, WireVocabulary
+from ceiba.grammar.base import Compiled, Constraint, Engine, Prepared, Spacing, State, Vocabulary, WireVocabulary
 from ceiba.grammar.compiler import Start
 from ceiba.grammar.masks import packed
 from ceiba.grammar.process import Cancelled, CompilerProcess
@@ -43,9 +44,28 @@ class Job:
         self.done = threading.Event()
         self.prepared: Prepared | None = None
         self.error: CeibaError | None = None
-        self.failed_at = 0.0
+        self.failed_at = float("-inf")
         self.waiting = 0
         """Tickets not taken back; written under the provider's lock."""
+
+
+class _Bytes:
+    """What the compiled grammars take that are kept or in use. Has a lock of its own: a grammar may be let go of by any
+    thread, at any moment."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.held = 0
+
+    def add(self, size: int) -> bool:
+        with self._lock:
+            fits = self.held + size <= limits.GRAMMAR_CACHE_BYTES
+            self.held += size if fits else 0
+            return fits
+
+    def take(self, size: int) -> None:
+        with self._lock:
+            self.held -= size
 
 
 class Ticket:
@@ -103,6 +123,7 @@ class Provider:
         self._threads: list[threading.Thread] = []
         self._processes: list[CompilerProcess] = []
         self._free = 0
+        self._bytes = _Bytes()
         self._anything: Int32 | None = None
         self._closed = False
 
@@ -189,12 +210,32 @@ class Provider:
         self._free -= 1
         self._queue.put(job)
 
-    def _trim(self) -> None:
-        while len(self._jobs) > limits.GRAMMAR_CACHE:
+    def _trim(self, room: int = 0) -> None:
+        """Forget the oldest until there is ``room`` (bytes) for another. Called under the lock."""
+        while len(self._jobs) > limits.GRAMMAR_CACHE or self._bytes.held + room > limits.GRAMMAR_CACHE_BYTES:
             oldest = next((c for c, job in self._jobs.items() if job.done.is_set()), None)
             if oldest is None:
                 return
             del self._jobs[oldest]
+
+    def _prepare(self, compiled: Compiled) -> Prepared:
+        """Raises Overloaded when the grammars in use leave no room for it."""
+        size = len(compiled.data)
+        with self._lock:
+            self._trim(size)
+            if not self._bytes.add(size):
+                raise Overloaded(
+                    f"this grammar takes {size >> 20} MiB compiled, and those in use leave less of "
+                    f"{limits.GRAMMAR_CACHE_BYTES >> 20} MiB: try again when they are done, or bound its lengths",
+                    code="grammars_full",
+                )
+        try:
+            prepared = self._engine(compiled.engine).prepare(compiled)
+        except BaseException:
+            self._bytes.take(size)
+            raise
+        weakref.finalize(prepared, self._bytes.take, size).atexit = False
+        return prepared
 
     def _work(self, process: CompilerProcess) -> None:
         try:
@@ -211,7 +252,7 @@ class Provider:
             if job.waiting <= 0:
                 raise Cancelled
             compiled = process.compile(job.constraint, lambda: job.waiting <= 0 or self._closed, self._chosen)
-            job.prepared = self._engine(compiled.engine).prepare(compiled)
+            job.prepared = self._prepare(compiled)
         except Cancelled:
             job.error = EngineFault("the grammar was given up because nobody waited for it")
             with self._lock:
@@ -222,6 +263,8 @@ class Provider:
                     self._free -= 1
                     self._queue.put(job)
                     return
+        except Overloaded as error:
+            job.error = error  # and another may try at once
         except CeibaError as error:
             job.error, job.failed_at = error, time.monotonic()
         except Exception as error:

@@ -6,8 +6,10 @@ structural tags, no recursion, and none of the keywords that it would drop in si
 
 from __future__ import annotations
 
+import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from ceiba.core.errors import BadRequest
 from ceiba.core.step import Int32
 from ceiba.grammar import schema as schemas
 from ceiba.grammar.base import Compiled, Constraint, Refusal, Spacing, State, Vocabulary
+from ceiba.grammar.masks import packed
 from ceiba.grammar.regex import check_regex, trim_anchors
 from ceiba.grammar.schema import Schema
 from ceiba.grammar.spaces import Spaces, SpaceTable
@@ -29,7 +32,11 @@ EXACT = frozenset(
 )  # fmt: skip
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$comment", "$schema", "$id", "strict", "name"})
 ANY_SPACE = r"[ \t\n\r]*"
-MAX_ROLLBACK = 64
+MAX_ROLLBACK = 256
+MAX_FORCED = 64
+"""Tokens looked ahead at a time: what a look forgets of the history still leaves room for any draft."""
+MASK_BYTES = 32 << 20
+"""Masks kept, of all grammars together."""
 
 
 class Compiler:
@@ -95,13 +102,68 @@ def _check(schema: Schema) -> None:
             raise Refusal(hint, path=path, keyword="additionalProperties")
 
 
+class Place(NamedTuple):
+    """What may follow in one state of an automaton."""
+
+    bits: Int32
+    """The allowed tokens with every end, int32 [words]; without the limit on space."""
+    only: int
+    """The token, where exactly one may follow and the answer may not end; else -1."""
+    closed: bool
+    """Whether only an end may follow."""
+
+
+class Places:
+    """What may follow, by grammar and state: listing a state's tokens costs the library up to a millisecond, and text
+    stands in the same few states most of the time. The least used are dropped beyond MASK_BYTES."""
+
+    def __init__(self, words: int, eos: tuple[int, ...]) -> None:
+        self._words = words
+        self._library_end = eos[0]
+        self._ends = packed(eos, words)
+        self._most = max(64, MASK_BYTES // (4 * words))
+        self._kept: OrderedDict[tuple[int, int], Place] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def at(self, grammar: int, guide: Guide) -> Place:
+        """The place where ``guide`` stands; ``grammar`` tells the automata apart."""
+        key = (grammar, guide.get_state())
+        place = self._kept.get(key)
+        if place is None:
+            place = self._kept[key] = self._look(guide)
+            if len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(key)
+        return place
+
+    def _look(self, guide: Guide) -> Place:
+        bits = np.zeros(self._words, np.int32)
+        guide.write_mask_into(bits.ctypes.data, len(bits), 4)
+        final = bool(guide.is_finished())
+        bits[self._library_end >> 5] &= ~np.uint32(1 << (self._library_end & 31)).view(np.int32)
+        filled = np.flatnonzero(bits)
+        only, closed = -1, final and not len(filled)
+        if final:
+            bits |= self._ends
+        elif len(filled) == 1:
+            word = int(bits[filled[0]]) & 0xFFFFFFFF
+            only = (int(filled[0]) << 5) + word.bit_length() - 1 if word & (word - 1) == 0 else -1
+        bits.flags.writeable = False
+        return Place(bits, only, closed)
+
+
 class Engine:
-    """The half that fills masks."""
+    """The half that fills masks. Places are looked up by the thread that fills only."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._eos = vocabulary.eos_ids
         self._vocabulary = vocabulary
         self._table: SpaceTable | None = None
+        self.places = Places(vocabulary.words, vocabulary.eos_ids)
+        self._numbers = itertools.count()
 
     def prepare(self, compiled: Compiled) -> Prepared:
         from outlines_core import Index
@@ -110,50 +172,53 @@ class Engine:
         if limit and (self._table is None or self._table.limit != limit):
             self._table = SpaceTable(self._vocabulary, limit)
         try:
-            return Prepared(Index.from_binary(compiled.data), self._eos, self._table if limit else None)
+            index = Index.from_binary(compiled.data)
         except (ValueError, RuntimeError) as error:
             raise BadRequest(f"the compiled grammar cannot be read: {str(error)[:300]}") from error
+        return Prepared(index, next(self._numbers), self._eos, self.places, self._table if limit else None)
 
     def fill(self, states: Sequence[State], bits: Int32) -> np.ndarray:
         return np.array([state.fill(row) for state, row in zip(states, bits, strict=True)], bool)
 
 
 class Prepared:
-    def __init__(self, index: Index, eos: tuple[int, ...], table: SpaceTable | None) -> None:
-        self._index = index
-        self._table = table
-        self._eos = eos
+    def __init__(
+        self, index: Index, number: int, eos: tuple[int, ...], places: Places, table: SpaceTable | None
+    ) -> None:
+        self.index = index
+        self.number = number
+        self.eos = eos
+        self.places = places
+        self.table = table
 
     def state(self) -> OutlinesState:
-        from outlines_core import Guide
-
-        spaces = None if self._table is None else Spaces(self._table)
-        return OutlinesState(Guide(self._index, MAX_ROLLBACK), self._eos, spaces)
+        return OutlinesState(self)
 
 
 class OutlinesState:
-    def __init__(self, guide: Guide, eos: tuple[int, ...], spaces: Spaces | None) -> None:
-        self._guide = guide
-        self._spaces = spaces
-        self._eos = eos
+    """Holds its grammar, so that one can tell which grammars are in use."""
+
+    def __init__(self, grammar: Prepared) -> None:
+        from outlines_core import Guide
+
+        self._guide = Guide(grammar.index, MAX_ROLLBACK)
+        self._grammar = grammar
+        self._eos = grammar.eos
+        self._spaces = None if grammar.table is None else Spaces(grammar.table)
         self._ended = False
 
     @property
     def terminated(self) -> bool:
         """Also where the library's end token is all that may follow."""
-        return self._ended or (self._guide.is_finished() and set(self._guide.get_tokens()) <= {self._eos[0]})
+        return self._ended or (self._guide.is_finished() and self._place().closed)
 
     def fill(self, bits: Int32) -> bool:
-        bits[:] = 0
-        if not self._ended:
-            self._guide.write_mask_into(bits.ctypes.data, len(bits), 4)
-            if self._spaces is not None:
-                self._spaces.limit(bits)
-        words = bits.view(np.uint32)
-        allowed = self._ended or self._guide.is_finished()
-        for token in self._eos:
-            bit = np.uint32(1 << (token & 31))
-            words[token >> 5] = words[token >> 5] | bit if allowed else words[token >> 5] & ~bit
+        if self._ended:
+            bits[:] = packed(self._eos, len(bits))
+            return True
+        bits[:] = self._place().bits
+        if self._spaces is not None:
+            self._spaces.limit(bits)  # ends are no space: they stay
         return bool(bits.any())
 
     def accept(self, token: int) -> bool:
@@ -182,12 +247,12 @@ class OutlinesState:
     def forced_tokens(self) -> list[int]:
         """The tokens along which there is one way only."""
         forced: list[int] = []
-        while len(forced) < MAX_ROLLBACK and not self.terminated:
-            tokens = self._guide.get_tokens()
-            if len(tokens) != 1 or self._guide.is_finished() or self._guide.get_allowed_rollback() >= MAX_ROLLBACK - 1:
-                break
-            forced.append(tokens[0])
-            self._guide.advance(tokens[0], return_tokens=False)
+        while len(forced) < MAX_FORCED and not self._ended and (only := self._place().only) >= 0:
+            forced.append(only)
+            self._guide.advance(only, return_tokens=False)
         if forced:
             self._guide.rollback_state(len(forced))
         return forced
+
+    def _place(self) -> Place:
+        return self._grammar.places.at(self._grammar.number, self._guide)
