@@ -98,6 +98,8 @@ GRAMMAR_SECONDS: Final = 10.0
 """Compiling one grammar, in a process that is killed when they are over."""
 GRAMMAR_MEMORY_BYTES: Final = 1 << 30
 """What compiling one grammar may take on top of the compiler itself."""
+GRAMMAR_RETAINED_BYTES: Final = 256 << 20
+"""What a compiler may have grown by when it is asked again; else another one is started."""
 GRAMMAR_CACHE: Final = 256
 """Compiled grammars kept."""
 GRAMMAR_CACHE_BYTES: Final = 1 << 30

@@ -34,7 +34,7 @@ class Start(msgspec.Struct, array_like=True):
 
 class Answer(msgspec.Struct, array_like=True):
     """A frame from the child. For each constraint: the library that was chosen (``stage``), then ``BEGUN`` once it is
-    loaded, then a compiled grammar or why not; a refusal may come at once."""
+    loaded, then a compiled grammar or why not; a refusal may come at once, and a second library after the first."""
 
     compiled: Compiled | None = None
     refusal: str = ""
@@ -141,8 +141,20 @@ def main() -> None:
 
 
 def _answer(compilers: Compilers, constraint: Constraint, send: Callable[[Answer], None]) -> Answer:
+    """What the chosen library refuses or cannot build goes to llguidance, which knows more: character classes in
+    expressions, Lark, automata that need not be built ahead."""
     try:
         name = compilers.choose(constraint)
+    except Refusal as refusal:
+        return Answer(refusal=str(refusal))
+    answer = _attempt(compilers, name, constraint, send)
+    if answer.compiled is None and name == "xgrammar":
+        answer = _attempt(compilers, "llguidance", constraint, send)
+    return answer
+
+
+def _attempt(compilers: Compilers, name: str, constraint: Constraint, send: Callable[[Answer], None]) -> Answer:
+    try:
         send(Answer(stage=name))
         _limit_memory(None)
         compiler = compilers.get(name)

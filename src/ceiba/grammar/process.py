@@ -45,6 +45,8 @@ class CompilerProcess:
         self._seconds = seconds
         self._child: subprocess.Popen[bytes] | None = None
         self._received = bytearray()
+        self._light = 1 << 62
+        """Bytes of the child before it compiled anything large."""
         self._decoder = msgspec.msgpack.Decoder(Answer)
 
     @property
@@ -62,11 +64,13 @@ class CompilerProcess:
         try:
             write_frame(_pipe(child.stdin), msgspec.msgpack.encode(constraint))
             answer = self._receive(child, START_SECONDS, unwanted)
-            if answer.stage:
-                chosen(answer.stage)
-                answer = self._receive(child, START_SECONDS, unwanted)
-            if answer.stage == BEGUN:
-                answer = self._receive(child, self._seconds, unwanted)
+            while answer.stage:
+                begun = answer.stage == BEGUN
+                if begun:
+                    self._light = min(self._light, _resident(child.pid) or self._light)
+                else:
+                    chosen(answer.stage)
+                answer = self._receive(child, self._seconds if begun else START_SECONDS, unwanted)
         except TimeoutError:
             self.kill()
             raise BadRequest(
@@ -85,6 +89,8 @@ class CompilerProcess:
         except Cancelled:
             self.kill()
             raise
+        if _resident(child.pid) > self._light + limits.GRAMMAR_RETAINED_BYTES:
+            self.kill()  # what a library keeps of a large constraint goes back to the machine
         if answer.compiled is None:
             raise BadRequest(f"{constraint.kind}: {answer.refusal}", param=constraint.kind, code="invalid_grammar")
         return answer.compiled
@@ -93,6 +99,7 @@ class CompilerProcess:
         """End the child at once, whatever it does; a next constraint starts another."""
         child, self._child = self._child, None
         self._received.clear()
+        self._light = 1 << 62
         if child is None:
             return
         child.kill()
@@ -143,3 +150,12 @@ class CompilerProcess:
 
 def _pipe(stream: object) -> BinaryIO:
     return cast(BinaryIO, stream)
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory that a process has; 0 where that cannot be told."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -38,7 +38,7 @@ from ceiba.server import (
 )
 from ceiba.server.anthropic import routes as anthropic
 from ceiba.server.auth import Access, AccessTable, AuthMiddleware
-from ceiba.server.decode import decode, read
+from ceiba.server.decode import decoded, read
 from ceiba.server.files import routes as files
 from ceiba.server.files.batches import Endpoint
 from ceiba.server.front import Front
@@ -129,12 +129,12 @@ def _endpoints(front: Front) -> dict[str, Endpoint]:
     texts = TokenTexts(front.tokenizer)
 
     async def chat_completion(data: bytes) -> bytes:
-        body = decode(data, schemas.ChatRequest)
+        body = await decoded(data, schemas.ChatRequest)
         wanted = chat.request_of(body, front, Headers())
         return await _whole(front, wanted, chat.ChatShape(body, wanted, front, texts))
 
     async def completion(data: bytes) -> bytes:
-        body = decode(data, schemas.CompletionRequest)
+        body = await decoded(data, schemas.CompletionRequest)
         wanted = completions.engine_request(body, front, Headers())
         return await _whole(front, wanted, completions.CompletionShape(body, wanted, front, texts))
 

@@ -89,6 +89,11 @@ async def read(request: Request, kind: type[T]) -> T:
         data = await request.body()
     except ClientDisconnect:
         raise BadRequest("the client left before its body was complete.", param="body") from None
+    return await decoded(data, kind)
+
+
+async def decoded(data: bytes, kind: type[T]) -> T:
+    """``decode``, large bodies off the event loop."""
     if len(data) <= INLINE_BYTES:
         return decode(data, kind)
     return await asyncio.to_thread(decode, data, kind)

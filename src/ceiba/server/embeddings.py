@@ -18,7 +18,7 @@ from msgspec import Meta
 from ceiba.core import limits
 from ceiba.core.errors import BadRequest
 from ceiba.server.auth import Access
-from ceiba.server.decode import decode, read
+from ceiba.server.decode import decoded, read
 from ceiba.server.front import Front
 from ceiba.server.openai.completions import prompts_of
 from ceiba.server.openapi import Operation
@@ -276,7 +276,7 @@ def endpoint(front: Front) -> Any:
     """/v1/embeddings for batches."""
 
     async def answer(data: bytes) -> bytes:
-        return msgspec.json.encode(await embed(decode(data, EmbeddingsRequest), front))
+        return msgspec.json.encode(await embed(await decoded(data, EmbeddingsRequest), front))
 
     return answer
 

@@ -196,3 +196,43 @@ def test_nothing_is_loaded_before_the_first_constraint():
     provider = Provider(GrammarConfig(), never)
     assert provider.pids == []
     provider.close()
+
+
+@pytest.fixture
+def prepared_ahead():
+    pytest.importorskip("xgrammar")
+    made = make_provider("xgrammar", workers=1)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "right", "wrong"),
+    [
+        ({"regex": r"\p{Lu}[0-9]"}, "Z7", "z"),
+        ({"ebnf": 'start: "x" | NUM\nNUM: /[0-9]{2}/'}, "42", "y"),
+    ],
+    ids=["character class", "lark"],
+)
+def test_what_xgrammar_does_not_know_goes_to_llguidance(prepared_ahead, constraint, right, wrong):
+    assert walk(ready(ask(prepared_ahead, **constraint)).state(), right.encode())
+    assert not walk(ready(ask(prepared_ahead, **constraint)).state(), wrong.encode())
+
+
+def test_what_neither_knows_is_refused_once(prepared_ahead):
+    with pytest.raises(BadRequest, match="regex"):
+        ready(ask(prepared_ahead, regex=r"(a)\1")).state()
+    assert len(prepared_ahead.pids) == 1
+
+
+def test_a_compiler_that_grew_is_replaced(provider, monkeypatch):
+    ready(ask(provider, regex="a")).state()
+    pid = provider.pids[0]
+    ready(ask(provider, regex="b")).state()
+    assert provider.pids == [pid], "a small grammar leaves it alone"
+    monkeypatch.setattr(limits, "GRAMMAR_RETAINED_BYTES", -(1 << 20))
+    assert walk(ready(ask(provider, regex="c")).state(), b"c")
+    assert not psutil.pid_exists(pid)
+    monkeypatch.undo()
+    assert walk(ready(ask(provider, regex="d")).state(), b"d")
+    assert provider.pids != [pid]

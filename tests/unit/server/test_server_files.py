@@ -280,3 +280,35 @@ async def test_one_folder_belongs_to_one_server(tmp_path):
         with pytest.raises(ConfigError, match="another server uses this folder"):
             FileStore(tmp_path)
     FileStore(tmp_path).close()
+
+
+def test_a_batch_of_refusals_leaves_the_loop_to_others(client, server):
+    """Lines that are refused without waiting for anything must not hold up who comes beside."""
+    lines = "\n".join(line(f"r{i}", max_tokens=-1) for i in range(6000))
+    file = client.files.create(file=("in.jsonl", lines.encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    seen = set()
+    while True:
+        now = client.batches.retrieve(batch.id)
+        if now.status not in {"in_progress", "validating"}:
+            break
+        seen.add(now.request_counts.failed)
+    assert ended(client, batch).request_counts.failed == 6000
+    assert len(seen - {0, 6000}) >= 2, "it was answered about while the lines were refused"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (line("deep").replace('"m"', "[" * 5000 + "]" * 5000), "nested deeper"),
+        (line("long").replace('"m"', '"' + "x" * limits.MAX_BODY_BYTES + '"'), "the limit is"),
+    ],
+    ids=["deep", "long"],
+)
+def test_a_line_has_the_bounds_of_a_body(client, body, why):
+    file = client.files.create(file=("in.jsonl", f"{line('good')}\n{body}\n".encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    done = ended(client, batch)
+    assert done.status == "failed"
+    assert done.errors.data[0].line == 2
+    assert why in done.errors.data[0].message

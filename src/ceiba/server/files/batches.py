@@ -21,12 +21,15 @@ import msgspec
 from ceiba.core import limits
 from ceiba.core.errors import BadRequest, CeibaError, NotFound, Overloaded, Unavailable
 from ceiba.server import errors
+from ceiba.server.decode import INLINE_BYTES, check_depth
 from ceiba.server.files.store import FileStore, new_id, read_json, write_json
 
 log = logging.getLogger(__name__)
 Endpoint = Callable[[bytes], Awaitable[bytes]]
 _ID = re.compile(r"batch_[0-9a-f]{32}\Z")
 WINDOW_SECONDS = 24 * 3600
+MAX_LARGE = 4
+"""Requests of all batches at a time whose line is larger than INLINE_BYTES: each may take several times its size."""
 ENDED = {"completed", "failed", "cancelled", "expired"}
 
 
@@ -93,6 +96,7 @@ class Batches:
         self._folder.mkdir(exist_ok=True, mode=0o700)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._live: dict[str, BatchObject] = {}
+        self._large = asyncio.Semaphore(MAX_LARGE)
         self._started = False
 
     def start(self) -> None:
@@ -243,9 +247,14 @@ class Batches:
                 raise Invalid(
                     number, f"more than {limits.MAX_BATCH_LINES} requests, which is the limit: split the file."
                 )
+            if len(raw) > limits.MAX_BODY_BYTES:
+                raise Invalid(number, f"{len(raw)} bytes; the limit is {limits.MAX_BODY_BYTES}, as for any body.")
             try:
+                check_depth(raw)
                 line = msgspec.json.decode(raw, type=Line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except BadRequest as error:
+                raise Invalid(number, error.message) from None
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise Invalid(number, f"not a request: {error}") from None
             if line.method != "POST" or line.url != batch.endpoint:
                 raise Invalid(number, f"method and url must be POST {batch.endpoint}.")
@@ -264,9 +273,11 @@ class Batches:
 
         async def work() -> None:
             for raw in lines:
-                line = msgspec.json.decode(raw, type=Line)
-                if line.custom_id not in done:
-                    await self._ask(batch, line)
+                async with self._large if len(raw) > INLINE_BYTES else contextlib.nullcontext():
+                    line = msgspec.json.decode(raw, type=Line)
+                    if line.custom_id not in done:
+                        await self._ask(batch, line)
+                await asyncio.sleep(0)  # lines that are refused at once would never let others have the loop
 
         lost = ""
         try:

@@ -12,7 +12,7 @@ from ceiba.core.errors import BadRequest
 from ceiba.server import errors
 from ceiba.server.auth import Access
 from ceiba.server.conversation import engine_request
-from ceiba.server.decode import decode, read
+from ceiba.server.decode import decoded, read
 from ceiba.server.front import Front
 from ceiba.server.logprobs import TokenTexts
 from ceiba.server.openai.translate import routing_key
@@ -52,7 +52,7 @@ class Responses:
 
     async def answer(self, data: bytes) -> bytes:
         """One request of a batch: whole, and never stored. Raises BadRequest."""
-        body = decode(data, schemas.ResponsesRequest)
+        body = await decoded(data, schemas.ResponsesRequest)
         if body.stream or body.background or body.store or body.previous_response_id:
             raise BadRequest("stream, background, store and previous_response_id are not for batches.", param="body")
         body.store = False
