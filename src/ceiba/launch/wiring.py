@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ceiba.checkpoint import open_checkpoint
 from ceiba.checkpoint.base import Checkpoint, TokenizerSource
-from ceiba.config.records import Config
+from ceiba.config.records import Config, ModelFacts
 from ceiba.core.ports import FrontPort
 from ceiba.text.detokenizer import Detokenizer
 from ceiba.text.tokenizer import Tokenizer, load_tokenizer
@@ -36,7 +36,7 @@ class Text:
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    vocab_size: int
+    facts: ModelFacts
     sampling_defaults: Mapping[str, Any]
 
 
@@ -60,7 +60,7 @@ def open_text(config: Config) -> Text:
         defaults=config.server.default_chat_template_kwargs,
     )
     defaults = {name: suggested[name] for name in SAMPLING_FIELDS if suggested.get(name) is not None}
-    return Text(tokenizer, template, facts.vocab_size, defaults)
+    return Text(tokenizer, template, facts, defaults)
 
 
 def _source(config: Config, model: Checkpoint) -> TokenizerSource:
@@ -96,7 +96,8 @@ def make_front(config: Config, text: Text, port: FrontPort) -> Front:
         text.tokenizer,
         text.template,
         port,
-        vocab_size=text.vocab_size,
+        vocab_size=text.facts.vocab_size,
+        facts=text.facts,
         sampling_defaults=text.sampling_defaults,
         metrics=FrontMetrics(config.obs.enable_metrics, config.model.name),
     )

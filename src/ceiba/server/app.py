@@ -42,10 +42,11 @@ from ceiba.server.decode import decoded, read
 from ceiba.server.files import routes as files
 from ceiba.server.files.batches import Endpoint
 from ceiba.server.front import Front
+from ceiba.server.hints import hint_header, hints_of
 from ceiba.server.limits import LimitMiddleware
 from ceiba.server.logprobs import TokenTexts
 from ceiba.server.ollama import routes as ollama
-from ceiba.server.openai import chat, completions, models, schemas, translate
+from ceiba.server.openai import chat, completions, models, schemas
 from ceiba.server.openapi import Operation
 from ceiba.server.request import EngineRequest
 from ceiba.server.responses import routes as responses
@@ -121,7 +122,7 @@ def create_app(front: Front, config: Config | None = None) -> FastAPI:
 
 
 def _chat_hints(body: schemas.ChatRequest, front: Front) -> dict[str, str]:
-    return translate.hints(body, chat.unread_variables(body, front))
+    return hint_header([*hints_of(body), *chat.unread_variables(body, front)])
 
 
 def _endpoints(front: Front) -> dict[str, Endpoint]:
@@ -167,7 +168,8 @@ def _inference(routes: Routes, front: Front) -> None:
     async def text_completions(request: Request) -> Response:
         body = await read(request, schemas.CompletionRequest)
         wanted = scheduling.apply(body, front, completions.engine_request(body, front, request.headers))
-        return Answer(front, wanted, completions.CompletionShape(body, wanted, front, texts), translate.hints(body))
+        shape = completions.CompletionShape(body, wanted, front, texts)
+        return Answer(front, wanted, shape, hint_header(hints_of(body)))
 
     async def generate(request: Request) -> Response:
         body = await read(request, native_schemas.GenerateRequest)
@@ -175,7 +177,7 @@ def _inference(routes: Routes, front: Front) -> None:
         scheduling.apply(body, front, wanted)
         shape = native.GenerateShape(body, wanted, front, texts, many)
         if body.session_params is None:
-            return Answer(front, wanted, shape)
+            return Answer(front, wanted, shape, hint_header(hints_of(body)))
         turn = await conversations.continued(sessions.described(body.session_params), wanted)
         return sessions.SessionAnswer(front, wanted, shape, turn)
 

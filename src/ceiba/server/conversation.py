@@ -84,6 +84,7 @@ def engine_request(chat: Chat, front: Front, rid: str, **options: Any) -> Engine
     variables, budget = _thinking(chat, front)
     prompt = conversation(
         chat.messages,
+        names.get("messages", "messages"),
         tools=tools or None,
         add_generation_prompt=chat.add_generation_prompt,
         continue_final_message=chat.continue_final,
@@ -98,13 +99,14 @@ def engine_request(chat: Chat, front: Front, rid: str, **options: Any) -> Engine
 # ── messages ─────────────────────────────────────────────────────────────────
 
 
-def conversation(messages: list[dict[str, Any]], **options: Any) -> ChatPrompt:
-    """Checked messages as a prompt; ``options`` are ``ChatPrompt``'s other fields."""
+def conversation(messages: list[dict[str, Any]], name: str = "messages", **options: Any) -> ChatPrompt:
+    """Checked messages as a prompt; ``name`` is what the protocol calls them, ``options`` are ``ChatPrompt``'s other
+    fields."""
     if not messages:
-        raise BadRequest("messages is empty: give at least one message.", param="messages")
+        raise BadRequest(f"{name} is empty: give at least one message.", param=name)
     if len(messages) > limits.MAX_MESSAGES:
-        raise BadRequest(f"{len(messages)} messages; the limit is {limits.MAX_MESSAGES}.", param="messages")
-    return ChatPrompt([_message(message, f"messages[{i}]") for i, message in enumerate(messages)], **options)
+        raise BadRequest(f"{len(messages)} messages; the limit is {limits.MAX_MESSAGES}.", param=name)
+    return ChatPrompt([_message(message, f"{name}[{i}]") for i, message in enumerate(messages)], **options)
 
 
 def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
@@ -278,6 +280,13 @@ def _mark_notation(chat: Chat, found: dict[str, Any]) -> None:
 
 
 # ── thinking ─────────────────────────────────────────────────────────────────
+
+
+def unheard(front: Front, *variables: str) -> bool:
+    """Whether a wish about thinking changes nothing here: no parser knows the thinking, and the template mentions none
+    of ``variables``."""
+    source = template_text(front.template)
+    return front.parsers.reasoning is None and source is not None and not any(name in source for name in variables)
 
 
 def check_effort(effort: str | None, name: str) -> None:

@@ -23,7 +23,7 @@ from ceiba.server.front import Front
 from ceiba.server.openai.completions import prompts_of
 from ceiba.server.openapi import Operation
 from ceiba.server.request import TextPrompt
-from ceiba.server.routes import Routes, json_answer
+from ceiba.server.routes import Routes, hinting
 from ceiba.server.sse import until_gone
 
 Prompts = str | list[int | str | list[int]]
@@ -285,7 +285,7 @@ def wire(routes: Routes, front: Front) -> None:
     def route(path: str, kind: Any, answer: Any, summary: str, work: Any) -> None:
         async def handler(request: Request) -> Response:
             body = await read(request, kind)
-            return await until_gone(request, work(body, front), json_answer)
+            return await until_gone(request, work(body, front), hinting(body))
 
         routes.add(path, ("POST",), Access.USER, Operation(summary, kind, answer), handler)
 

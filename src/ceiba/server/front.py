@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ceiba.config.records import Config
+from ceiba.config.records import Config, ModelFacts
 from ceiba.core import limits
 from ceiba.core.errors import BadRequest, CeibaError, ConfigError, EngineFault, Unavailable
 from ceiba.core.messages import Abort, Control, Finish, Generate, Heartbeat, Pooled, Reply, TextBatch, ids_to_bytes
@@ -67,6 +67,7 @@ class Front:
         port: FrontPort,
         *,
         vocab_size: int | None = None,
+        facts: ModelFacts | None = None,
         sampling_defaults: Mapping[str, Any] | None = None,
         metrics: FrontMetrics | None = None,
     ) -> None:
@@ -78,6 +79,8 @@ class Front:
         self.tokenizer = tokenizer
         self.template = template
         self.vocab_size = vocab_size
+        self.facts = facts
+        """What the checkpoint's header says; None where nobody read it."""
         self.capacity = min(config.model.context_len, config.scheduler.max_total_tokens)
         """Tokens that a prompt and its answer may have together."""
         self.sampling_defaults = _defaults(config, sampling_defaults)

@@ -31,7 +31,7 @@ from ceiba.server.openapi import Operation
 from ceiba.server.output import template_text
 from ceiba.server.request import EngineRequest, Input, Prompt, TextPrompt
 from ceiba.server.responses.translate import messages_of
-from ceiba.server.routes import Routes, json_answer
+from ceiba.server.routes import Routes, hinting
 from ceiba.server.sse import until_gone
 from ceiba.text.parsers import registry
 
@@ -58,17 +58,17 @@ class ScoreRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: Annotated[str | None, Meta(description="A secret per tenant that keeps cached prefixes apart.")] = None
 
 
-class Option(msgspec.Struct, kw_only=True):
+class Option(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     value: Annotated[str | bool, Meta(description="What comes back when it is chosen.")]
     description: Annotated[str | None, Meta(description="What it means.")] = None
 
 
-class Level(msgspec.Struct, kw_only=True):
+class Level(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     label: Annotated[str, Meta(description="Name of the level.")]
     description: Annotated[str | None, Meta(description="What it means.")] = None
 
 
-class Question(msgspec.Struct, kw_only=True):
+class Question(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: Annotated[str, Meta(description="`predicate` (how likely is it true), `choice` or `score` (which level).")]
     instructions: Annotated[str | list[dict[str, Any]], Meta(description="The question: text or input_text parts.")]
     name: Annotated[str | None, Meta(description="Given back with the answer.")] = None
@@ -305,11 +305,11 @@ def _answer(question: Question, probabilities: np.ndarray) -> dict[str, Any]:
 def wire(routes: Routes, front: Front) -> None:
     async def v1_score(request: Request) -> Response:
         body = await read(request, ScoreRequest)
-        return await until_gone(request, score(body, front, request.headers), json_answer)
+        return await until_gone(request, score(body, front, request.headers), hinting(body))
 
     async def v1_decisions(request: Request) -> Response:
         body = await read(request, DecisionRequest)
-        return await until_gone(request, decide(body, front, request.headers), json_answer)
+        return await until_gone(request, decide(body, front, request.headers), hinting(body))
 
     post, user = ("POST",), Access.USER
     operation = Operation("Probabilities of labels behind each item", ScoreRequest, ScoreAnswer)

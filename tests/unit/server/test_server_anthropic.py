@@ -130,6 +130,109 @@ def test_both_ends_of_a_stream_carry_input_counters(client):
     assert delta.output_tokens == 3
 
 
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+def text_block(text, **more):
+    return {"type": "text", "text": text, **more}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "upto"),
+    [
+        ("none", {}, ""),
+        ("top", MARK, "<system>rules\n<user>one\n<assistant>two\n<user>three\n<assistant>"),
+        ("last", {"last": MARK}, "<system>rules\n<user>one\n<assistant>two\n<user>three\n<assistant>"),
+        ("first", {"first": MARK}, "<system>rules\n<user>one\n"),
+        ("system", {"system": MARK}, "<system>rules\n"),
+    ],
+)
+def test_marks_for_the_cache_are_accounted_for(client, name, fields, upto):
+    """New tokens up to the last mark were written, cached ones read; the three counters are the whole prompt. The
+    second, equal request has written nothing."""
+    rules = f"{name} rules"  # a prompt of its own: nothing is cached of it
+    upto = upto.replace("rules", rules)
+    body = {
+        "model": "m",
+        "max_tokens": 3,
+        "system": [text_block(rules, **fields.get("system", {}))],
+        "messages": [
+            {"role": "user", "content": [text_block("one", **fields.get("first", {}))]},
+            {"role": "assistant", "content": "two"},
+            {"role": "user", "content": [text_block("three", **fields.get("last", {}))]},
+        ],
+        "extra_body": {k: v for k, v in fields.items() if k == "cache_control"},
+    }
+    whole = len(f"<system>{rules}\n<user>one\n<assistant>two\n<user>three\n<assistant>")
+    first = client.messages.create(**body).usage
+    assert first.cache_creation_input_tokens == max(0, len(upto) - first.cache_read_input_tokens)
+    assert first.input_tokens + first.cache_creation_input_tokens + first.cache_read_input_tokens == whole
+    assert first.cache_read_input_tokens <= len("<system>")
+    with client.messages.stream(**body) as stream:
+        events = list(stream)
+    start = next(e for e in events if e.type == "message_start").message.usage
+    delta = next(e for e in events if e.type == "message_delta").usage
+    for usage in (start, delta):
+        assert usage.cache_read_input_tokens == whole - 1
+        assert usage.cache_creation_input_tokens == (1 if len(upto) == whole else 0)
+        assert usage.input_tokens == whole - 1 - usage.cache_read_input_tokens + (0 if len(upto) == whole else 1)
+
+
+def test_what_is_no_mark_is_refused_with_its_place(client):
+    messages = [{"role": "user", "content": [text_block("x"), text_block("y", cache_control={"type": "forever"})]}]
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[1\]\.cache_control"):
+        client.messages.create(model="m", max_tokens=3, messages=messages)
+    with pytest.raises(anthropic.BadRequestError, match="cache_control"):
+        client.messages.count_tokens(model="m", messages=MESSAGES, extra_body={"cache_control": {"ttl": "9h"}})
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"thinking": {"type": "disabled", "zzz": 1}}, "thinking.zzz"),
+        ({"output_config": {"zzz": 1}}, "output_config.zzz"),
+        ({"tool_choice": {"type": "auto", "zzz": 1}}, "tool_choice.zzz"),
+        ({"messages": [{"role": "user", "content": "x", "zzz": 1}]}, "messages[0].zzz"),
+        ({"messages": [{"role": "user", "content": [text_block("x", zzz=1)]}]}, "messages[0].content[0].zzz"),
+        ({"system": [text_block("x", zzz=1)]}, "system[0].zzz"),
+        ({"tools": [{**WEATHER, "zzz": 1}]}, "tools[0].zzz"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "zzz": 1}]}]},
+            "messages[0].content[0].zzz",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "document",
+                                "source": {"type": "text", "data": "x"},
+                                "citations": {"enabled": True},
+                            }
+                        ],
+                    }
+                ]
+            },
+            "messages[0].content[0].citations",
+        ),
+    ],
+)
+def test_nothing_inside_is_ignored_in_silence(client, fields, place):
+    body = {"messages": MESSAGES, **fields}
+    extra = {k: v for k, v in body.items() if k != "messages"}
+    with pytest.raises(anthropic.BadRequestError) as error:
+        client.messages.create(model="m", max_tokens=3, messages=body["messages"], extra_body=extra)
+    assert place in error.value.body["error"]["message"]
+
+
+def test_a_document_is_read_with_its_title(client, engine):
+    document = {"type": "document", "source": {"type": "text", "data": "body"}, "title": "T", "context": "C"}
+    client.messages.create(model="m", max_tokens=3, messages=[{"role": "user", "content": [document]}])
+    assert bytes(engine.received[-1].input_ids[::4]) == b"<user>T\nC\nbody\n<assistant>"
+
+
 def test_a_tool_conversation(client, engine):
     engine.speak = "It is sunny."
     messages = [

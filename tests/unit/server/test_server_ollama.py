@@ -7,8 +7,10 @@ import ollama
 import pytest
 
 import ceiba
+from ceiba.config.records import ModelFacts
 from ceiba.server.front import Front
 from support.fake_engine import ByteTokenizer, FakeEngine, ThinkingTemplate, make_config, text_for
+from support.front_world import make_world
 from support.http_server import serving
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -158,3 +160,23 @@ def test_advice_is_named(server):
     assert reply.headers["x-ceiba-hints"] == "options.num_ctx,keep_alive"
     reply = httpx.post(f"{server[0]}/api/chat", json=body)
     assert reply.headers["content-type"] == "application/x-ndjson"
+
+
+async def test_show_says_what_the_header_says():
+    """The names that clients of Ollama look for (``general.architecture``, then ``<it>.context_length``)."""
+    facts = ModelFacts(
+        architecture="Qwen2ForCausalLM", num_layers=24, hidden_size=896, num_heads=14, num_kv_heads=2, head_dim=64,
+        vocab_size=257, context_len=32768, weight_bytes=1, num_params=494_032_768, quantized="gguf",
+    )  # fmt: skip
+    async with make_world(make_config(context=64)) as world:
+        world.front.facts = facts
+        shown = (await world.client.post("/api/show", json={"model": "m"})).json()
+        info, details = shown["model_info"], shown["details"]
+        assert (details["family"], details["parameter_size"], details["quantization_level"]) == (
+            "qwen2",
+            "494.0M",
+            "gguf",
+        )
+        name = info["general.architecture"]
+        assert (name, info[f"{name}.context_length"], info[f"{name}.block_count"]) == ("qwen2", 64, 24)
+        assert info["general.parameter_count"] == 494_032_768

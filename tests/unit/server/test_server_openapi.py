@@ -6,7 +6,10 @@ import msgspec
 import pytest
 
 from ceiba.server import answers, native_schemas, unavailable
+from ceiba.server.anthropic import schemas as anthropic
+from ceiba.server.ollama import schemas as ollama
 from ceiba.server.openai import schemas
+from ceiba.server.responses import schemas as responses
 from support.fake_engine import make_config
 from support.front_world import make_world
 
@@ -71,6 +74,11 @@ async def test_references_resolve():
         (schemas.CompletionRequest, [schemas.REFUSED_COMPLETION]),
         (native_schemas.GenerateRequest, [native_schemas.REFUSED_GENERATE]),
         (native_schemas.SamplingFields, [native_schemas.REFUSED_SAMPLING]),
+        (anthropic.MessagesRequest, [anthropic.REFUSED_MESSAGES]),
+        (anthropic.CountRequest, [anthropic.REFUSED_COUNT]),
+        (responses.ResponsesRequest, [responses.REFUSED]),
+        (ollama.OllamaOptions, [ollama.REFUSED_OPTIONS]),
+        (ollama.OllamaGenerateRequest, [ollama.REFUSED_GENERATE]),
     ],
 )
 def test_fields_described_as_refused_are_refused(struct, tables):

@@ -266,3 +266,32 @@ async def test_origins_may_call_when_allowed():
 def test_polling_a_stored_response_as_a_stream_is_refused(server):
     reply = httpx.get(f"{server[0]}/v1/responses/x?stream=true", headers={"authorization": "Bearer key"})
     assert reply.status_code == 400
+
+
+def test_input_items_come_in_pages(client):
+    items = [{"role": "user", "content": text} for text in ("a", "b", "c")]
+    made = client.responses.create(model="m", input=items, max_output_tokens=3, store=True)
+    listed = client.responses.input_items.list
+    assert [i.content for i in listed(made.id)] == ["c", "b", "a"]
+    assert [i.content for i in listed(made.id, order="asc", limit=1)] == ["a", "b", "c"], "the SDK asks for every page"
+    first = listed(made.id, order="asc", limit=2)
+    assert first.has_more
+    assert [i.content for i in listed(made.id, order="asc", after=first.last_id).data] == ["c"]
+    with pytest.raises(openai.BadRequestError, match="limit"):
+        listed(made.id, limit=101)
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"reasoning": {"zzz": 1}}, "reasoning.zzz"),
+        ({"text": {"zzz": 1}}, "text.zzz"),
+        ({"tools": [{"type": "function", "name": "f", "zzz": 1}]}, "tools[0].zzz"),
+        ({"input": []}, "input is empty"),
+    ],
+)
+def test_nothing_inside_is_ignored_in_silence(client, fields, place):
+    body = {"input": "x", "max_output_tokens": 3, **fields}
+    with pytest.raises(openai.BadRequestError) as error:
+        client.responses.create(model="m", input=body.pop("input"), extra_body=body)
+    assert place in error.value.message

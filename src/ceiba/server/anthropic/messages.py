@@ -10,14 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 from starlette.datastructures import Headers
 
 from ceiba.core import limits
 from ceiba.core.errors import BadRequest, CeibaError
 from ceiba.core.sampling import SamplingParams
 from ceiba.server import errors, structured
+from ceiba.server.anthropic import caching
 from ceiba.server.anthropic.schemas import (
-    HINTS,
     REFUSED_COUNT,
     REFUSED_MESSAGES,
     CountRequest,
@@ -25,10 +26,11 @@ from ceiba.server.anthropic.schemas import (
     MessagesRequest,
 )
 from ceiba.server.choices import Choice, Delta
-from ceiba.server.conversation import EFFORTS, Chat, engine_request
+from ceiba.server.conversation import EFFORTS, Chat, engine_request, unheard
 from ceiba.server.front import Front
-from ceiba.server.openai.translate import hint_header, refuse, routing_key
-from ceiba.server.request import EngineRequest
+from ceiba.server.hints import hint_header, hints_of
+from ceiba.server.openai.translate import only, refuse, routing_key
+from ceiba.server.request import ChatPrompt, EngineRequest
 from ceiba.server.sse import Shape
 from ceiba.text.parsers.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
 
@@ -38,6 +40,14 @@ NAMES = {
     "stop": "stop_sequences",
     "think_tokens": "thinking.budget_tokens",
     "json_schema": "output_config.format",
+}
+_TOOL_FIELDS = frozenset({"type", "name", "description", "input_schema", "strict", "cache_control"})
+_BLOCK_FIELDS = {
+    "text": frozenset({"type", "text", "cache_control"}),
+    "document": frozenset({"type", "source", "title", "context", "citations", "cache_control"}),
+    "tool_use": frozenset({"type", "id", "name", "input", "cache_control"}),
+    "tool_result": frozenset({"type", "tool_use_id", "content", "is_error", "cache_control"}),
+    "thinking": frozenset({"type", "thinking", "signature"}),
 }
 _MEDIA = {"image", "video", "audio"}
 
@@ -67,15 +77,39 @@ def request_of(body: MessagesRequest, front: Front, headers: Headers) -> EngineR
 async def count(body: CountRequest, front: Front) -> dict[str, Any]:
     """Tokens of the prompt that the same fields would make. Raises BadRequest."""
     refuse(body, REFUSED_COUNT)
+    caching.marked(body)
     request = engine_request(_chat(body), front, "count")
     prompt = request.inputs[0].prompt
     assert not hasattr(prompt, "text")
     return {"input_tokens": len(await front.encode(prompt))}  # type: ignore[arg-type]
 
 
-def hints(body: CountRequest) -> dict[str, str]:
-    given = [name for name in HINTS if getattr(body, name, None) is not None]
+def hints(body: MessagesRequest, front: Front) -> dict[str, str]:
+    given = hints_of(body)
+    effort = body.output_config.effort if body.output_config is not None else None
+    if body.thinking is not None and unheard(front, "enable_thinking", "thinking"):
+        given.append("thinking")
+    if effort is not None and unheard(front, "reasoning_effort", "enable_thinking"):
+        given.append("output_config.effort")
     return hint_header(given)
+
+
+async def written(body: MessagesRequest, front: Front) -> np.ndarray | None:
+    """The beginning of the prompt, int32 [N], up to the last mark for the cache (``caching``), as far as whole messages
+    go; None where that is all of it. Raises BadRequest for what is no mark."""
+    count = caching.marked(body)
+    if count == len(body.messages):
+        return None
+    if count is None or front.config.scheduler.disable_radix_cache:
+        return np.empty(0, np.int32)
+    chat = _chat(msgspec.structs.replace(body, messages=body.messages[:count]))
+    chat.add_generation_prompt, chat.continue_final = False, False
+    try:
+        prompt = engine_request(chat, front, "prefix").inputs[0].prompt
+        assert isinstance(prompt, ChatPrompt)
+        return await front.encode(prompt)
+    except BadRequest:  # the template makes nothing of a part: then none of it is told apart
+        return np.empty(0, np.int32)
 
 
 def _sampling(body: MessagesRequest, front: Front) -> SamplingParams:
@@ -181,6 +215,7 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
             "describe the tool yourself (type custom).",
             param=f"{where}.type",
         )
+    only(tool, _TOOL_FIELDS, where)
     schema = tool.get("input_schema")
     if not isinstance(schema, dict):
         raise BadRequest(f"{where}.input_schema must be a JSON schema (an object).", param=f"{where}.input_schema")
@@ -226,12 +261,14 @@ def _assistant(content: list[dict[str, Any]], where: str) -> dict[str, Any]:
     for i, block in enumerate(content):
         at, kind = f"{where}[{i}]", block.get("type")
         if kind == "tool_use":
+            only(block, _BLOCK_FIELDS["tool_use"], at)
             name, given = block.get("name"), block.get("input")
             if not isinstance(name, str) or not isinstance(given, dict) or not isinstance(block.get("id"), str):
                 raise BadRequest(f"{at}: a tool_use block needs id, name and input (an object).", param=at)
             function = {"name": name, "arguments": _encode(given).decode()}
             calls.append({"id": block["id"], "type": "function", "function": function})
         elif kind == "thinking":
+            only(block, _BLOCK_FIELDS["thinking"], at)
             if not isinstance(block.get("thinking"), str):
                 raise BadRequest(f"{at}.thinking must be a text.", param=at)
             thoughts.append(block["thinking"])
@@ -248,6 +285,7 @@ def _assistant(content: list[dict[str, Any]], where: str) -> dict[str, Any]:
 
 
 def _result(block: dict[str, Any], where: str) -> dict[str, Any]:
+    only(block, _BLOCK_FIELDS["tool_result"], where)
     call = block.get("tool_use_id")
     if not isinstance(call, str):
         raise BadRequest(f"{where}.tool_use_id is missing.", param=f"{where}.tool_use_id")
@@ -271,11 +309,16 @@ def _text(block: Any, where: str) -> str:
     """The words of a block. Raises BadRequest for a kind that this model cannot read."""
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text" and isinstance(block.get("text"), str):
+        only(block, _BLOCK_FIELDS["text"], where)
         return str(block["text"])
     if kind == "document":
+        only(block, _BLOCK_FIELDS["document"], where)
+        if isinstance(block.get("citations"), dict) and block["citations"].get("enabled"):
+            raise BadRequest(f"{where}.citations are not available; leave them out.", param=f"{where}.citations")
         source = block.get("source")
         if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
-            return str(source["data"])
+            about = [block[name] for name in ("title", "context") if isinstance(block.get(name), str)]
+            return "\n".join([*about, source["data"]])
         raise BadRequest(f"{where}: only documents with a text source are available; send the text.", param=where)
     if kind in _MEDIA:
         raise BadRequest(f"{where}: this model takes text only, no {kind}.", param=where)
@@ -288,8 +331,11 @@ def _text(block: Any, where: str) -> str:
 class MessageShape(Shape):
     """Anthropic's events in their order, or one message."""
 
-    def __init__(self, body: MessagesRequest, request: EngineRequest, front: Front) -> None:
+    def __init__(self, body: MessagesRequest, request: EngineRequest, front: Front, written: np.ndarray | None) -> None:
+        """``written``: see the function of that name."""
         self._id = request.rid
+        self._written = written
+        self._marked = 0
         self._model = body.model or front.config.model.name
         self._hide = body.thinking is not None and body.thinking.display == "omitted"
         self._choice: Choice | None = None
@@ -299,11 +345,13 @@ class MessageShape(Shape):
 
     def opened(self, choices: list[Choice]) -> None:
         self._choice = choices[0]
+        self._marked = _shared(choices[0].prompt, self._written)
 
     def _usage(self, choice: Choice) -> dict[str, int]:
+        new = max(0, self._marked - choice.cached_tokens)
         return {
-            "input_tokens": choice.prompt_tokens - choice.cached_tokens,
-            "cache_creation_input_tokens": 0,
+            "input_tokens": choice.prompt_tokens - choice.cached_tokens - new,
+            "cache_creation_input_tokens": new,
             "cache_read_input_tokens": choice.cached_tokens,
             "output_tokens": choice.completion_tokens,
         }
@@ -387,6 +435,15 @@ class MessageShape(Shape):
 
     def failure(self, error: CeibaError) -> bytes:
         return b"event: error\ndata: " + errors.body(error, errors.ANTHROPIC_PATH) + b"\n\n"
+
+
+def _shared(prompt: np.ndarray, part: np.ndarray | None) -> int:
+    """How many ids ``prompt`` begins with that ``part`` does too; all of them where ``part`` is None."""
+    if part is None:
+        return len(prompt)
+    length = min(len(prompt), len(part))
+    differ = np.flatnonzero(prompt[:length] != part[:length])
+    return int(differ[0]) if len(differ) else length
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -17,8 +17,9 @@ def wire(routes: Routes, front: Front) -> None:
     async def create(request: Request) -> Response:
         body = await read(request, schemas.MessagesRequest)
         wanted = messages.request_of(body, front, request.headers)
-        more = {**messages.hints(body), "request-id": wanted.rid}
-        return Answer(front, wanted, messages.MessageShape(body, wanted, front), more)
+        more = {**messages.hints(body, front), "request-id": wanted.rid}
+        written = await messages.written(body, front)
+        return Answer(front, wanted, messages.MessageShape(body, wanted, front, written), more)
 
     async def count_tokens(request: Request) -> Response:
         return json_answer(await messages.count(await read(request, schemas.CountRequest), front))

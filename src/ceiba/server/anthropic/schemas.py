@@ -15,31 +15,31 @@ from ceiba.core import limits
 Block = dict[str, Any]
 
 
-class MessageParam(msgspec.Struct, kw_only=True):
+class MessageParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     role: Annotated[str, Meta(description="`user` or `assistant`; `system` counts as a system prompt.")]
     content: Annotated[
         str | list[Block], Meta(description="Text, or blocks: text, tool_use, tool_result, thinking, document (text).")
     ]
 
 
-class ThinkingParam(msgspec.Struct, kw_only=True):
+class ThinkingParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: Annotated[str, Meta(description="`enabled`, `adaptive` or `disabled`.")]
     budget_tokens: Annotated[int | None, Meta(description="Most tokens of thinking; with `enabled`.")] = None
     display: Annotated[str | None, Meta(description="`summarized` (thinking is shown) or `omitted`.")] = None
 
 
-class ToolChoiceParam(msgspec.Struct, kw_only=True):
+class ToolChoiceParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: Annotated[str, Meta(description="`auto`, `any`, `tool` or `none`.")]
     name: Annotated[str | None, Meta(description="With `tool`: which one.")] = None
     disable_parallel_tool_use: Annotated[bool, Meta(description="At most one call per answer.")] = False
 
 
-class OutputFormatParam(msgspec.Struct, kw_only=True):
+class OutputFormatParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: Annotated[str, Meta(description="`json_schema`.")]
     schema: Annotated[dict[str, Any], Meta(description="The schema that the answer's text keeps to.")]
 
 
-class OutputConfig(msgspec.Struct, kw_only=True):
+class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     effort: Annotated[
         str | None, Meta(description="`low`, `medium`, `high`, `xhigh` or `max`: a limit on the tokens of thinking.")
     ] = None
@@ -58,7 +58,13 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_choice: Annotated[ToolChoiceParam | None, Meta(description="Whether and what to call.")] = None
     thinking: Annotated[ThinkingParam | None, Meta(description="Whether to think, and how long at most.")] = None
     output_config: Annotated[OutputConfig | None, Meta(description="Effort, and a shape for the answer.")] = None
-    cache_control: Annotated[Any, Meta(description="Hint: prefixes are cached without it.")] = None
+    cache_control: Annotated[
+        Any,
+        Meta(
+            description='{"type": "ephemeral", "ttl": "5m" or "1h"}, here or at a tool or block: up to it new tokens '
+            "count as written to the cache. Every prefix is cached without it."
+        ),
+    ] = None
     speed: Annotated[
         Any,
         Meta(
@@ -101,7 +107,6 @@ REFUSED_MESSAGES = REFUSED_COUNT | {
     "container": ("nothing is executed here", ()),
     "diagnostics": ("not available", ()),
 }
-HINTS = ("cache_control", "metadata", "inference_geo")
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -109,10 +114,10 @@ class Answer(msgspec.Struct, kw_only=True):
 
 
 class MessageUsage(Answer, kw_only=True):
-    input_tokens: Annotated[int, Meta(description="Prompt tokens that were not cached.")]
+    input_tokens: Annotated[int, Meta(description="Prompt tokens of neither of the kinds below.")]
     output_tokens: Annotated[int, Meta(description="Generated tokens.")]
     cache_creation_input_tokens: Annotated[
-        int, Meta(description="0: every prefix is kept without being asked, and that costs nothing.")
+        int, Meta(description="Prompt tokens up to the last cache_control that were not cached yet; 0 without one.")
     ]
     cache_read_input_tokens: Annotated[int, Meta(description="Prompt tokens that the prefix cache held.")]
 

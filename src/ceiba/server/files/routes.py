@@ -19,7 +19,7 @@ from ceiba.server.files.batches import Batches, Endpoint
 from ceiba.server.files.store import FileStore
 from ceiba.server.front import Front
 from ceiba.server.openapi import Operation
-from ceiba.server.routes import Routes, json_answer
+from ceiba.server.routes import Routes, json_answer, page
 
 PURPOSES = {"batch", "user_data", "assistants", "evals", "fine-tune", "vision"}
 _FILE = Path(description="Id of a file.")
@@ -73,24 +73,6 @@ class FileDeleted(msgspec.Struct, kw_only=True):
     id: Annotated[str, Meta(description="The file's id.")]
     object: Annotated[str, Meta(description="`file`.")]
     deleted: Annotated[bool, Meta(description="true.")]
-
-
-def _page(found: list[Any], after: str | None, limit: int, most: int) -> dict[str, Any]:
-    if not 1 <= limit <= most:
-        raise BadRequest(f"limit is {limit}; it must lie in 1..{most}.", param="limit")
-    if after is not None:
-        ids = [entry.id for entry in found]
-        if after not in ids:
-            raise BadRequest("after names nothing that is here.", param="after")
-        found = found[ids.index(after) + 1 :]
-    shown = found[:limit]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0].id if shown else None,
-        "last_id": shown[-1].id if shown else None,
-        "has_more": len(found) > len(shown),
-    }
 
 
 class Files:
@@ -150,7 +132,7 @@ class Files:
         found = [f for f in await asyncio.to_thread(self.store.all) if purpose is None or f.purpose == purpose]
         if order not in {"asc", "desc"}:
             raise BadRequest("order must be asc or desc.", param="order")
-        return json_answer(_page(found if order == "desc" else found[::-1], after, limit, 10_000))
+        return json_answer(page(found if order == "desc" else found[::-1], after, limit, 10_000))
 
     async def file(self, file_id: str = _FILE) -> Response:
         return json_answer(self.store.get(file_id))
@@ -177,7 +159,7 @@ class Files:
     async def all_batches(
         self, after: str | None = _AFTER, limit: int = Query(default=20, description="At most so many, up to 100.")
     ) -> Response:
-        return json_answer(_page(await asyncio.to_thread(self.batches.all), after, limit, 100))
+        return json_answer(page(await asyncio.to_thread(self.batches.all), after, limit, 100))
 
     async def batch(self, batch_id: str = _BATCH) -> Response:
         return json_answer(self.batches.get(batch_id))

@@ -19,11 +19,11 @@ from ceiba.core.errors import BadRequest, CeibaError
 from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.server import errors, structured
 from ceiba.server.choices import Choice, Delta, Positions
-from ceiba.server.conversation import Chat, check_effort, engine_request
+from ceiba.server.conversation import Chat, check_effort, engine_request, unheard
 from ceiba.server.front import Front
+from ceiba.server.hints import hint_header, hints_of
 from ceiba.server.logprobs import TokenTexts, chat_entries
 from ceiba.server.ollama.schemas import (
-    HINT_OPTIONS,
     REFUSED_GENERATE,
     REFUSED_OPTIONS,
     Common,
@@ -31,7 +31,7 @@ from ceiba.server.ollama.schemas import (
     OllamaGenerateRequest,
     OllamaOptions,
 )
-from ceiba.server.openai.translate import fold_seed, hint_header, infilled, refuse, routing_key, strings
+from ceiba.server.openai.translate import fold_seed, infilled, refuse, routing_key, strings
 from ceiba.server.request import EngineRequest, Input, LengthRule, TextPrompt
 from ceiba.server.sse import Shape
 from ceiba.text.parsers.events import Arguments, CallEnd, CallStart, Content, Reasoning
@@ -97,10 +97,10 @@ def _infill_request(body: OllamaGenerateRequest, front: Front, headers: Headers)
     )
 
 
-def hints(body: Common) -> dict[str, str]:
-    given = [f"options.{name}" for name in HINT_OPTIONS if getattr(body.options, name, None) is not None]
-    if body.keep_alive is not None:
-        given.append("keep_alive")
+def hints(body: Common, front: Front) -> dict[str, str]:
+    given = hints_of(body)
+    if body.think is not None and unheard(front, "reasoning_effort", "enable_thinking", "thinking"):
+        given.append("think")
     return hint_header(given)
 
 

@@ -10,7 +10,7 @@ from ceiba.server.front import Front
 from ceiba.server.logprobs import TokenTexts
 from ceiba.server.ollama import chat, models, schemas
 from ceiba.server.openapi import Operation
-from ceiba.server.routes import Routes, json_answer
+from ceiba.server.routes import Routes, hinting, json_answer
 from ceiba.server.sse import Answer
 
 
@@ -20,16 +20,16 @@ def wire(routes: Routes, front: Front) -> None:
     async def api_chat(request: Request) -> Response:
         body = await read(request, schemas.OllamaChatRequest)
         if (ready := chat.loaded(body)) is not None:
-            return json_answer(ready)
+            return hinting(body)(ready)
         wanted = chat.chat_request(body, front, request.headers)
-        return Answer(front, wanted, chat.LineShape(body, front, texts, chat=True), chat.hints(body))
+        return Answer(front, wanted, chat.LineShape(body, front, texts, chat=True), chat.hints(body, front))
 
     async def api_generate(request: Request) -> Response:
         body = await read(request, schemas.OllamaGenerateRequest)
         if (ready := chat.loaded(body)) is not None:
-            return json_answer(ready)
+            return hinting(body)(ready)
         wanted = chat.generate_request(body, front, request.headers)
-        return Answer(front, wanted, chat.LineShape(body, front, texts, chat=False), chat.hints(body))
+        return Answer(front, wanted, chat.LineShape(body, front, texts, chat=False), chat.hints(body, front))
 
     async def api_tags() -> Response:
         return json_answer(models.tags(front))
@@ -38,8 +38,7 @@ def wire(routes: Routes, front: Front) -> None:
         return json_answer(models.running(front))
 
     async def api_show(request: Request) -> Response:
-        await read(request, schemas.ShowRequest)
-        return json_answer(models.show(front))
+        return hinting(await read(request, schemas.ShowRequest))(models.show(front))
 
     async def api_version() -> Response:
         return json_answer(models.version())

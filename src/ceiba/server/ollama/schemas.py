@@ -57,23 +57,6 @@ REFUSED_OPTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "tfs_z": ("tail-free sampling is not available", (1, 1.0)),
     "mirostat": ("mirostat is not available", (0,)),
 }
-HINT_OPTIONS = (
-    "repeat_last_n",
-    "penalize_newline",
-    "num_ctx",
-    "num_keep",
-    "num_batch",
-    "num_gpu",
-    "main_gpu",
-    "num_thread",
-    "low_vram",
-    "f16_kv",
-    "use_mmap",
-    "use_mlock",
-    "numa",
-    "mirostat_tau",
-    "mirostat_eta",
-)
 
 
 class Common(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

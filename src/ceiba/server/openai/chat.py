@@ -15,7 +15,7 @@ from ceiba.core.errors import BadRequest
 from ceiba.core.sampling import LogprobSpec
 from ceiba.server import structured
 from ceiba.server.choices import Choice, Delta
-from ceiba.server.conversation import Chat, check_effort, conversation, engine_request, template_variables
+from ceiba.server.conversation import Chat, check_effort, conversation, engine_request, template_variables, unheard
 from ceiba.server.front import Front
 from ceiba.server.logprobs import TokenTexts, chat_entries
 from ceiba.server.openai import translate
@@ -103,14 +103,15 @@ def _check_continuing(body: ChatRequest, generate: bool) -> None:
 def unread_variables(body: ChatRequest, front: Front) -> list[str]:
     """What the request sets for the model's template and the template never mentions: these were hints."""
     text = template_text(front.template)
+    unbound = ["thinking_budget"] if body.thinking_budget is not None and unheard(front) else []
     given = [f"chat_template_kwargs.{name}" for name in body.chat_template_kwargs or {}]
     if body.reasoning_effort is not None and front.parsers.reasoning is None:
         given.append("reasoning_effort")
     if body.tools and body.tool_choice != "none":
         given.append("tools")
     if text is None or not given:
-        return []
-    return [name for name in given if name.rpartition(".")[2] not in text]
+        return unbound
+    return [*unbound, *(name for name in given if name.rpartition(".")[2] not in text)]
 
 
 class ChatShape(Shape):

@@ -22,7 +22,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         bool | None, Meta(description="Put the usage so far into every chunk (extension).")
     ] = None
     include_obfuscation: Annotated[
-        bool | None, Meta(description="Hint: chunks are never padded, so false is what you get; true is refused.")
+        bool | None, Meta(description="Chunks are never padded: false is what you get; true is refused.")
     ] = None
 
 
@@ -118,7 +118,7 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
     choice: Annotated[list[str] | None, Meta(description="The answer is one of these (extension).")] = None
     lora_path: Annotated[Any, Meta(description="Refused: LoRA adapters are not available yet.")] = None
-    session_params: Annotated[Any, Meta(description="Refused: sessions are not available yet.")] = None
+    session_params: Annotated[Any, Meta(description="Refused: sessions belong to /generate.")] = None
     custom_logit_processor: Annotated[Any, Meta(description="Refused: code from a request is never executed here.")] = (
         None
     )
@@ -206,7 +206,9 @@ class ChatRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     ] = True
     metadata: Annotated[dict[str, Any] | None, Meta(description="Hint: has no effect here.")] = None
     store: Annotated[bool | None, Meta(description="false or absent: nothing is stored here; true is refused.")] = None
-    service_tier: Annotated[str | None, Meta(description="Hint: `auto` or `default`; others are refused.")] = None
+    service_tier: Annotated[
+        str | None, Meta(description="`auto` or `default`: there is one tier; others are refused.")
+    ] = None
     prediction: Annotated[Any, Meta(description="Hint: has no effect here.")] = None
     prompt_cache_key: Annotated[str | None, Meta(description="Hint: prefixes are cached without it.")] = None
     prompt_cache_retention: Annotated[str | None, Meta(description="Hint: prefixes stay while there is room.")] = None
@@ -272,7 +274,7 @@ _PD = "prefill/decode separation is not available yet"
 REFUSED_COMMON: dict[str, tuple[str, tuple[Any, ...]]] = {
     # field: why it is refused, and the values that change nothing (besides null, false and empty)
     "lora_path": ("LoRA adapters are not available yet", ()),
-    "session_params": ("sessions are not available yet", ()),
+    "session_params": ("sessions belong to /generate: send the turn there", ()),
     "custom_logit_processor": ("code from a request is never executed here; use logit_bias", ()),
     "custom_params": ("nothing here reads it", ()),
     "return_hidden_states": ("hidden states are not available yet", ()),
@@ -296,13 +298,3 @@ REFUSED_CHAT = REFUSED_COMMON | {
 REFUSED_COMPLETION = REFUSED_COMMON | {
     "prompt_embeds": ("embeddings as input are not available: send text or token ids", ()),
 }
-HINTS = (
-    "user",
-    "metadata",
-    "prediction",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-    "safety_identifier",
-)
-"""Fields that are advice by nature. Those a request gave are named in the response header ``x-ceiba-hints``."""

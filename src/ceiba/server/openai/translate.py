@@ -18,7 +18,7 @@ from ceiba.core.errors import BadRequest
 from ceiba.core.sampling import SamplingParams
 from ceiba.server import structured
 from ceiba.server.front import Front
-from ceiba.server.openai.schemas import HINTS, CommonFields
+from ceiba.server.openai.schemas import CommonFields
 from ceiba.server.request import TextPrompt
 from ceiba.server.validate import MAX_SEED
 from ceiba.text.infill import find_infill
@@ -40,19 +40,15 @@ def refuse(body: Any, table: Mapping[str, tuple[str, tuple[Any, ...]]]) -> None:
         raise BadRequest(f"{name}: {reason}.", param=name, code="not_available")
 
 
-def hints(body: Any, more: Sequence[str] = ()) -> dict[str, str]:
-    """A response header that names the fields which were taken as advice. ``more``: further ones of this request."""
-    given = [name for name in HINTS if getattr(body, name, None) is not None]
-    given += [name for name in more if name.isascii() and name.isprintable()]
-    return hint_header(given)
-
-
-def hint_header(names: Sequence[str]) -> dict[str, str]:
-    """The header for these names; as many as fit a header, then an ellipsis."""
-    text = ",".join(names)
-    if len(text) > limits.MAX_HINTS_CHARS:
-        text = text[: limits.MAX_HINTS_CHARS].rpartition(",")[0] + ",..."
-    return {"x-ceiba-hints": text} if text else {}
+def only(given: Mapping[str, Any], names: frozenset[str], where: str) -> None:
+    """Raise for the first key of a part of a request that is none of ``names`` and says something."""
+    for name, value in given.items():
+        if name not in names and value is not None and value is not False and value not in ([], {}, ""):
+            shown = name[: limits.MAX_ID_CHARS]
+            raise BadRequest(
+                f"unknown field {where}.{shown}: it is refused, because ignoring it would mislead you.",
+                param=f"{where}.{shown}",
+            )
 
 
 def rid(body: CommonFields, prefix: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-from fastapi import Path, Request, Response
+from fastapi import Path, Query, Request, Response
 from starlette.datastructures import Headers
 
 from ceiba.core.errors import BadRequest
@@ -21,7 +21,7 @@ from ceiba.server.request import EngineRequest
 from ceiba.server.responses import schemas, translate
 from ceiba.server.responses.shape import ResponseShape
 from ceiba.server.responses.store import ResponseStore, Stored
-from ceiba.server.routes import Routes, json_answer
+from ceiba.server.routes import Routes, json_answer, page
 from ceiba.server.sse import Answer, collect
 
 
@@ -48,7 +48,7 @@ class Responses:
         wanted, shape = self._prepare(body, request.headers, history)
         if body.background:
             return json_answer(self._run_in_background(wanted, shape))
-        return Answer(self._front, wanted, shape, translate.hints(body))
+        return Answer(self._front, wanted, shape, translate.hints(body, self._front))
 
     async def answer(self, data: bytes) -> bytes:
         """One request of a batch: whole, and never stored. Raises BadRequest."""
@@ -140,12 +140,18 @@ class Responses:
             self._front.abort(stored.response["id"])
         await asyncio.gather(stored.task, return_exceptions=True)
 
-    async def input_items(self, response_id: str = Path(description="Id of a stored response.")) -> Response:
+    async def input_items(
+        self,
+        response_id: str = Path(description="Id of a stored response."),
+        after: str | None = Query(default=None, description="Begin behind the one with this id."),
+        limit: int = Query(default=20, description="At most so many, up to 100."),
+        order: str = Query(default="desc", description="`desc` (newest first) or `asc`."),
+    ) -> Response:
         stored = self.store.get(response_id)
-        items = [{"id": f"item_{i}", **item} for i, item in enumerate(stored.input)]
-        first = items[0]["id"] if items else None
-        last = items[-1]["id"] if items else None
-        return json_answer({"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False})
+        if order not in {"asc", "desc"}:
+            raise BadRequest("order must be asc or desc.", param="order")
+        items = [{**item, "id": item.get("id") or f"item_{i}"} for i, item in enumerate(stored.input)]
+        return json_answer(page(items if order == "asc" else items[::-1], after, limit, 100))
 
 
 def wire(routes: Routes, front: Front) -> Responses:

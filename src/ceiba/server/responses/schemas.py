@@ -15,7 +15,7 @@ from ceiba.core import limits
 Item = dict[str, Any]
 
 
-class ReasoningParam(msgspec.Struct, kw_only=True):
+class ReasoningParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     effort: Annotated[
         str | None, Meta(description="`none`, `minimal`, `low`, `medium`, `high`, `xhigh`: a limit on thinking.")
     ] = None
@@ -25,14 +25,14 @@ class ReasoningParam(msgspec.Struct, kw_only=True):
     mode: Annotated[Any, Meta(description="Hint: there is one way to think.")] = None
 
 
-class TextParam(msgspec.Struct, kw_only=True):
+class TextParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: Annotated[
         dict[str, Any] | None, Meta(description="`text`, `json_object`, or `json_schema` with name and schema.")
     ] = None
     verbosity: Annotated[str | None, Meta(description="`medium` or absent; others are refused.")] = None
 
 
-class ResponsesStreamOptions(msgspec.Struct, kw_only=True):
+class ResponsesStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: Annotated[bool | None, Meta(description="false is what you get; true is refused.")] = None
 
 
@@ -102,14 +102,6 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "access_programs": ("not available", ()),
     "background_options": ("not available", ()),
 }
-HINTS = (
-    "user",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "max_tool_calls",
-)
 INCLUDES = {"message.output_text.logprobs", "reasoning.encrypted_content"}
 
 

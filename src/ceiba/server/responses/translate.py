@@ -12,10 +12,11 @@ from ceiba.core import limits
 from ceiba.core.errors import BadRequest
 from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.server import structured
-from ceiba.server.conversation import Chat, check_effort
+from ceiba.server.conversation import Chat, check_effort, unheard
 from ceiba.server.front import Front
-from ceiba.server.openai.translate import hint_header, refuse
-from ceiba.server.responses.schemas import HINTS, INCLUDES, REFUSED, Item, ResponsesRequest
+from ceiba.server.hints import hint_header, hints_of
+from ceiba.server.openai.translate import only, refuse
+from ceiba.server.responses.schemas import INCLUDES, REFUSED, Item, ResponsesRequest
 
 NAMES = {
     "max_new_tokens": "max_output_tokens",
@@ -26,8 +27,11 @@ NAMES = {
 LOGPROBS = "message.output_text.logprobs"
 
 
-def hints(body: ResponsesRequest) -> dict[str, str]:
-    given = [name for name in HINTS if getattr(body, name) is not None]
+def hints(body: ResponsesRequest, front: Front) -> dict[str, str]:
+    given = hints_of(body)
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    if effort is not None and unheard(front, "reasoning_effort", "enable_thinking"):
+        given.append("reasoning.effort")
     return hint_header(given)
 
 
@@ -104,6 +108,7 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
             param=f"{where}.type",
         )
     names = ("name", "description", "parameters", "strict")
+    only(tool, frozenset({"type", *names}), where)
     return {"type": "function", "function": {n: tool[n] for n in names if tool.get(n) is not None}}
 
 
