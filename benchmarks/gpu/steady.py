@@ -12,6 +12,7 @@ step before last.
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections import Counter
 from typing import Any
@@ -192,7 +193,9 @@ def main() -> None:
             while not scheduler.idle:
                 scheduler.step(0.0)
         runner.close()
-        del scheduler, runner
+        del scheduler, port, runner
+        gc.collect()
+        torch.cuda.empty_cache()
     print("\n".join(rows))
 
 

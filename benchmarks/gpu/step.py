@@ -19,7 +19,7 @@ from ceiba.attention.shared_prefix import MAX_PARTS, plan_shared
 from ceiba.core.step import PrefixGroup
 from ceiba.kernels.triton import moe as moe_module
 from ceiba.kernels.triton import skinny
-from ceiba.kernels.triton.decode import DecodeWorkspace, NewTokens, decode, shared_parts, shared_tile
+from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_parts, shared_tile
 from ceiba.kernels.triton.gather import gather_rows
 from ceiba.kernels.triton.linear import gate_up_silu, linear, linear_parts
 from ceiba.kernels.triton.moe import moe
@@ -55,10 +55,9 @@ SHAPES = {
 class Model:
     """Random weights of a shape, and the step over a batch of one length."""
 
-    def __init__(self, shape: Shape, batch: int, context: int, dtype: torch.dtype = BF16, fused: bool = False) -> None:
+    def __init__(self, shape: Shape, batch: int, context: int, dtype: torch.dtype = BF16) -> None:
         self.shape = s = shape
         self.context = context
-        self.fused = fused
 
         def weight(*size: int) -> torch.Tensor:
             return torch.empty(*size, dtype=dtype, device="cuda").normal_(0, size[-1] ** -0.5)
@@ -130,19 +129,6 @@ class Model:
     def attend(self, index: int, qkv: torch.Tensor) -> torch.Tensor:
         s, layer = self.shape, self.layers[index]
         k, v = self.pools[index]
-        if self.fused and self.shared is None:
-            new = NewTokens(
-                qkv,
-                self.cos_sin,
-                self.positions,
-                self.slots,
-                s.heads,
-                self.head.dtype,
-                layer["q_norm"],
-                layer["k_norm"],
-            )
-            out = decode(new, k, v, self.table, self.rows, self.lens, self.workspace, s.dim**-0.5)
-            return out.view(self.batch, -1)
         q, _, _ = qkv_norm_rope_write(
             qkv, self.cos_sin, self.positions, self.slots, k, v, s.heads, layer["q_norm"], layer["k_norm"],
             dtype=self.head.dtype,
@@ -256,12 +242,12 @@ class Model:
         return norm(x, self.final_norm) @ self.head.double().t()
 
 
-def check(name: str, fused: bool) -> None:
+def check(name: str) -> None:
     """Two layers of the shape against float64, eager and as a graph."""
     s = SHAPES[name]
     small = Shape(2, s.hidden, s.heads, s.kv_heads, s.inner, s.experts, s.top_k, s.dim, 32000)
     for batch in (1, 3, 16, 64, 100):
-        model = Model(small, batch, 300, fused=fused)
+        model = Model(small, batch, 300)
         out = model.step().double()
         expected = model.reference()
         graph = torch.cuda.CUDAGraph()
@@ -286,13 +272,12 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="try other GEMV tiles in the whole step")
     parser.add_argument("--warm", default="0/0", help="i/n: compile the i-th of n shares and time nothing")
     parser.add_argument("--profile", action="store_true", help="print the time by kernel")
-    parser.add_argument("--fused", action="store_true", help="norm, rotate and write inside decode attention")
     options = parser.parse_args()
     WARM.index, WARM.count = map(int, options.warm.split("/"))
     for name in options.models.split(","):
         if options.check:
-            check(name, options.fused)
-        model = Model(SHAPES[name], 1, options.context, fused=options.fused)
+            check(name)
+        model = Model(SHAPES[name], 1, options.context)
         for batch in map(int, options.batches.split(",")):
             model.set_batch(batch)
             us = replay_us([model.token], replays=15)

@@ -154,4 +154,4 @@ def test_experts(experts: int, dim: int, inner: int, top_k: int, tokens: int, ki
     if tokens <= 4:
         out = moe_small(x, gate_up.values, down.values, ids, weights, scales=scales)
         assert ref.error(out, expected) < ref.BF16_BOUND
-    assert rounded or tokens < 70
+    assert rounded or tokens * top_k < 32 * experts  # many tokens take the other path

@@ -5,7 +5,7 @@ layer, is graph-safe, and never looks at anything but tensors that ``plan`` prep
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -107,26 +107,3 @@ class AttentionBackend(Protocol):
         has put them into the pool already, and k and v may be None unless ``wants_kv``. Returns
         [T, heads, v_head_dim] in q's dtype.
         """
-
-
-@runtime_checkable
-class FusingBackend(Protocol):
-    """A backend that can make queries, keys and values itself, of steps that only decode."""
-
-    @property
-    def fuses(self) -> bool:
-        """Whether ``run_new`` is to be called for the planned batch in place of ``run``."""
-
-    def run_new(
-        self,
-        qkv: torch.Tensor,
-        rotations: tuple[torch.Tensor, torch.Tensor],
-        norms: tuple[torch.Tensor | None, torch.Tensor | None],
-        eps: float,
-        dtype: torch.dtype,
-        layer: AttentionLayer,
-        pool: KVPool,
-    ) -> torch.Tensor:
-        """Norm, rotate, write, attend. qkv [T, (heads + 2 kv_heads) · d], or float32 partial sums [P, T, …]; rotations:
-        cosines and sines [context, d], and positions [T]; norms: weights [d] of q and k, or None. Returns
-        [T, heads, d] in ``dtype``."""

@@ -133,6 +133,8 @@ class RunnerConfig(Record, frozen=True, kw_only=True):
     cuda_graph_backend_prefill: str = "breakable"
     cuda_graph_max_bs_decode: int = 0
     cuda_graph_max_bs_prefill: int = 0
+    mixed_steps: bool = False
+    """Whether steps will prefill and decode at once, so that graphs of them are worth capturing."""
     deterministic: bool = False
 
 

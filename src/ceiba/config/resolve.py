@@ -288,6 +288,7 @@ def _runner(work: _Work, memory: _Memory, kv_dtype: str) -> RunnerConfig:
         int8_activations=flags.get("enable_int8_activations"),
         deterministic=deterministic(flags, device, compiled=work.compiled, generates=work.model.is_generation),
         mem_fraction_static=memory.fraction,
+        mixed_steps=bool(flags.get("enable_mixed_chunk")),
         **_graphs(work),
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ceiba.attention.base import AttentionBackend, AttentionLayer, FusingBackend
+from ceiba.attention.base import AttentionBackend, AttentionLayer
 from ceiba.core.errors import ConfigError
 from ceiba.dist import partition
 from ceiba.layers.context import LayerContext
@@ -162,22 +162,15 @@ class DecoderBlock:
         rope: RotaryStep,
         backend: AttentionBackend,
         pool: KVPool,
-        fusing: FusingBackend | None = None,
     ) -> torch.Tensor | None:
-        """One layer over the residual stream [T, hidden] (``layers.ops``): takes ``delta`` in, returns a new one.
-        ``fusing``: the backend, where it makes queries, keys and values of this step itself."""
+        """One layer over the residual stream [T, hidden] (``layers.ops``): takes ``delta`` in, returns a new one."""
         layer, target = self.layer, None
         if backend.slots is not None:
             k_pool, v_pool = pool.k[layer.index], pool.v[layer.index]
             target = KVTarget(k_pool, v_pool, backend.slots, backend.wants_kv)
         qkv = self.qkv.after(self.attention_norm, delta, residual)
-        if fusing is not None and rope.dim == layer.head_dim:
-            norms = (self.q_scale, self.k_scale)
-            rotations = (rope.table, rope.positions)
-            attended = fusing.run_new(qkv, rotations, norms, self.shape.eps, self.shape.dtype, layer, pool)
-        else:
-            new = self.ops.prepare_qkv(qkv, self.shape, rope, self.q_scale, self.k_scale, target)
-            attended = backend.run(new.q, new.k, new.v, layer, pool, written=new.written)
+        new = self.ops.prepare_qkv(qkv, self.shape, rope, self.q_scale, self.k_scale, target)
+        attended = backend.run(new.q, new.k, new.v, layer, pool, written=new.written)
         delta = self.out.into(attended.reshape(len(residual), -1), residual)
         if self.moe is not None:
             return self.moe(self.mlp_norm, delta, residual)
@@ -249,9 +242,8 @@ class Decoder:
         rope = self.rotary.at(positions)
         residual = self.embedding.embed(ids)
         delta: torch.Tensor | None = None
-        fusing = backend if isinstance(backend, FusingBackend) and backend.fuses else None
         for block in self.blocks if blocks is None else blocks:
-            delta = block.forward(delta, residual, rope, backend, pool, fusing)
+            delta = block.forward(delta, residual, rope, backend, pool)
         return self.final_norm.add(delta, residual)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -91,34 +91,36 @@ class DeviceInputs:
         stage.send()
 
     def fill_mixed(self, plan: StepPlan, size: int, decode: int, tiles: np.ndarray, num_tiles: int) -> Tensor:
-        """A prefill padded to ``size`` tokens and ``num_tiles`` tiles, then decode segments padded to ``decode``, at
-        addresses that depend on these alone. ``rows``, ``kv_lens`` and ``offsets`` are those of the decode segments.
+        """Decode segments, then the tokens of prefill segments, padded to ``size`` tokens and ``num_tiles`` tiles, at
+        addresses that depend on these and ``decode`` alone. ``rows``, ``kv_lens`` and ``offsets`` are those of the
+        decode segments, padded to ``decode`` with segments of length 0, whose tokens are the first prefill ones.
         Returns the tiles on the device, int32 [num_tiles, fields]."""
         count, sampled = plan.num_prefill, int(np.count_nonzero(plan.samples))
-        lengths, running = plan.lengths[:count], plan.num_segments - count
-        total, whole = plan.num_tokens - running, size + decode
+        lengths, running, total = plan.lengths[:count], plan.num_segments - count, plan.num_tokens
         stage = self._mixed
-        stage.begin(4 * whole + 2 * decode + tiles.shape[1] * num_tiles + 2 * sampled)
-        (tokens, self.tokens), (rows, self.token_rows) = stage.take(whole), stage.take(whole)
-        (positions, self.positions), (slots, self.slots) = stage.take(whole), stage.take(whole)
+        stage.begin(4 * size + decode + tiles.shape[1] * num_tiles + 2 * sampled)
+        (tokens, self.tokens), (rows, self.token_rows) = stage.take(size), stage.take(size)
+        (positions, self.positions), (slots, self.slots) = stage.take(size), stage.take(size)
         kv_lens, self.kv_lens = stage.take(decode)
-        for host, filler in ((tokens, 0), (rows, self._pad_row), (positions, 0), (slots, self._pad_slot), (kv_lens, 0)):
-            host[:] = filler
+        for host, filler in ((tokens, 0), (rows, self._pad_row), (positions, 0), (slots, self._pad_slot)):
+            host[total:] = filler
+        new = total - running
+        for host, values in ((tokens, plan.tokens), (slots, plan.slots)):
+            host[:running], host[running:total] = values[new:], values[:new]
         ends = np.cumsum(lengths, dtype=np.int32)
-        tokens[:total], slots[:total] = plan.tokens[:total], plan.slots[:total]
-        rows[:total] = np.repeat(plan.rows[:count], lengths)
-        np.add(np.repeat(plan.starts[:count] - (ends - lengths), lengths), np.arange(total), out=positions[:total])
-        own = slice(size, size + running)
-        tokens[own], slots[own] = plan.tokens[total:], plan.slots[total:]
-        rows[own], positions[own] = plan.rows[count:], plan.starts[count:]
+        rows[:running], rows[running:total] = plan.rows[count:], np.repeat(plan.rows[:count], lengths)
+        positions[:running] = plan.starts[count:]
+        begins = plan.starts[:count] - (ends - lengths)
+        np.add(np.repeat(begins, lengths), np.arange(new), out=positions[running:total])
         np.add(plan.starts[count:], 1, out=kv_lens[:running])
-        self.rows = self.token_rows[size:]
+        kv_lens[running:] = 0
+        self.rows = self.token_rows[:decode]
         self.offsets = self._arange[: decode + 1]
         host, device = stage.take(tiles.shape[1] * num_tiles)
         host[: tiles.size] = tiles.ravel()
         host[tiles.size :] = 0
         select, self.select = stage.take(sampled)
-        last = np.concatenate((ends - 1, np.arange(size, size + running, dtype=np.int32)))
+        last = np.concatenate((ends + (running - 1), np.arange(running, dtype=np.int32)))
         select[:] = last[plan.samples]
         self.sample_rows = stage.put(plan.rows[plan.samples])
         stage.send()

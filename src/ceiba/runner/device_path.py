@@ -8,7 +8,8 @@ import logging
 import os
 import time
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,12 @@ steps would pay for it one after another. Larger ones are captured when they com
 COMPILED_AHEAD = (1, 2, 3, 4, 6, 8, 12, 16, 20, 32, 40, 48, 64, 72, 96, 128, 136, 192, 256)
 """Decode batches whose kernels are compiled first, many at a time; others differ from these rarely."""
 MOST_COMPILERS = 16
-MIXED_SIZES = (8, 16, 32, 64, 96, 128, 192, 256)
-"""Decode segments beside a captured prefill are padded to one of these."""
+MIXED_SIZES = (64, 256)
+"""Decode segments of a captured mixed step are padded to one of these: few, since every size of step is captured with
+each, and the padding costs no rows of a product."""
+MIXED_SHARED = 512
+"""Mixed steps under shared prefixes up to this size are captured at start: where prompts are found in the cache, steps
+are small."""
 SPARE_TILES = 64
 """Prefill segments that a captured step has room for, beyond a single long one."""
 
@@ -75,6 +80,9 @@ class DevicePath:
         self.prefills = StepGraphs("prefill", self._prefill, prefills)
         self.inputs = DeviceInputs(self.graphs.maximum, self.prefills.maximum, rows.max_rows, pool.num_slots, device)
         self.sampler = DeviceSampler(rows.max_rows + 1, device)
+        mixed = (min(size, self.graphs.maximum) for size in MIXED_SIZES)
+        self._mixed_sizes = sorted({size for size in mixed if size})
+        self._mixes = config.mixed_steps
         self._blocks: list[DecoderBlock] | None = None
         """In place of the model's, while kernels are compiled ahead."""
 
@@ -87,7 +95,11 @@ class DevicePath:
         self.graphs.prepare(self._plan_shared_padding, SHARED_SECONDS, SHARED_CAPTURED)
         self._warm_prefills()
         if self._num_tiles(1):
-            self.prefills.prepare(self._plan_prefill_padding, CAPTURE_SECONDS)
+            sizes = self._mixed_sizes if self._mixes else []
+            for decode in (0, *sizes):
+                self.prefills.prepare(partial(self._plan_prefill_padding, decode), CAPTURE_SECONDS)
+            for decode in sizes:
+                self.prefills.prepare(partial(self._plan_mixed_shared, decode), SHARED_SECONDS, MIXED_SHARED)
         torch.cuda.synchronize()
 
     def _compile_ahead(self) -> None:
@@ -130,12 +142,16 @@ class DevicePath:
         """As ``_plan_padding``, with a prefix that all segments seem to share."""
         self.inputs.fill_decode(None, size)
         rows = np.full(size, self.rows.max_rows, np.int32)
-        # Long enough that sharing pays for two, with little that is not shared: nobody waits for this step's result.
-        length = min(self.rows.slot_table.shape[1] - 1, 4160)
-        group = PrefixGroup(length - min(64, length // 2), np.arange(size, dtype=np.int32))
+        length, group = self._shared_padding(size)
         starts = np.full(size, length, np.int32)
         self.attention.plan(self._batch(rows, starts, np.ones(size, np.int32), 0, [group]))
         return getattr(self.attention, "graph_key", ())
+
+    def _shared_padding(self, size: int) -> tuple[int, PrefixGroup]:
+        """Tokens of each of ``size`` padding segments, and the prefix that they seem to share: long enough that sharing
+        pays for two, with little that is not shared, since nobody waits for the result."""
+        length = min(self.rows.slot_table.shape[1] - 1, 4160)
+        return length, PrefixGroup(length - min(64, length // 2), np.arange(size, dtype=np.int32))
 
     def _empty_prefill(self, start: int, length: int) -> StepPlan:
         """``length`` tokens of padding after ``start`` cached ones, in as many segments as the context asks for."""
@@ -153,8 +169,28 @@ class DevicePath:
             num_prefill=count,
         )
 
-    def _plan_prefill_padding(self, size: int) -> Hashable | None:
-        return self._plan_prefill(self._empty_prefill(0, size), size)
+    def _plan_prefill_padding(self, decode: int, size: int) -> Hashable | None:
+        """A step of ``size`` tokens of padding, with room for ``decode`` decode segments; None if too small."""
+        return self._plan_prefill(self._empty_prefill(0, size), size, decode) if size >= decode else None
+
+    def _plan_mixed_shared(self, decode: int, size: int) -> Hashable | None:
+        """As ``_plan_prefill_padding``, with decode segments that seem to share a prefix."""
+        if size <= decode:
+            return None
+        prefill, (length, group) = self._empty_prefill(0, size - decode), self._shared_padding(decode)
+        rows = np.full(decode, self.rows.max_rows, np.int32)
+        count = prefill.num_prefill
+        plan = replace(
+            prefill,
+            rows=np.concatenate((prefill.rows, rows)),
+            starts=np.concatenate((prefill.starts, np.full(decode, length, np.int32))),
+            lengths=np.concatenate((prefill.lengths, np.ones(decode, np.int32))),
+            samples=np.concatenate((prefill.samples, np.ones(decode, bool))),
+            tokens=np.zeros(size, np.int32),
+            slots=np.full(size, self.pool.num_slots, np.int32),
+            groups=[PrefixGroup(group.length, group.segments + np.int32(count))],
+        )
+        return self._plan_prefill(plan, size, decode)
 
     def _prefill_padding(self, start: int, length: int) -> None:
         launched = self._eager(self._empty_prefill(start, length))
@@ -167,9 +203,9 @@ class DevicePath:
             size = self.graphs.padded(count)
             return self._captured(plan, size) if size else self._eager(plan)
         running = count - plan.num_prefill
-        size = self.prefills.padded(plan.num_tokens - running)
-        decode = _mixed_size(running) if running else 0
-        if size and decode <= self.graphs.maximum and plan.samples[plan.num_prefill :].all():
+        decode = next((size for size in (0, *self._mixed_sizes) if size >= running), None)
+        size = 0 if decode is None else self.prefills.padded(max(plan.num_tokens, decode))
+        if size and decode is not None and plan.samples[plan.num_prefill :].all():
             key = self._plan_prefill(plan, size, decode)
             if key is not None:
                 return self._logits(self.prefills.step(size, key))
@@ -197,11 +233,12 @@ class DevicePath:
         return -(-size // tokens) + SPARE_TILES if tokens else 0
 
     def _plan_prefill(self, plan: StepPlan, size: int, decode: int = 0) -> Hashable | None:
-        """Make the inputs of a captured prefill ready, with decode segments after it padded to ``decode``. Returns what
-        its launches depend on besides ``size``; None where this step cannot be captured."""
+        """Make the inputs of a captured step with prefill segments ready, its decode segments padded to ``decode``.
+        Returns what its launches depend on besides ``size``; None where this step cannot be captured."""
         attention: Any = self.attention
         count = plan.num_prefill
-        tiles = attention.cut_prefill(plan.rows[:count], plan.starts[:count], plan.lengths[:count])
+        running = plan.num_segments - count
+        tiles = attention.cut_prefill(plan.rows[:count], plan.starts[:count], plan.lengths[:count], running)
         room = self._num_tiles(size)
         if tiles is None or len(tiles) > room:
             return None
@@ -212,8 +249,8 @@ class DevicePath:
         return (decode, attention.graph_key)
 
     def _prefill(self, size: int) -> Tensor:
-        """The launches of a prefill whose inputs lie at their fixed places, decode segments after it or not: hidden
-        states [size + decode, hidden]."""
+        """The launches of a step with prefill segments whose inputs lie at their fixed places: hidden states
+        [size, hidden]."""
         return self._forward(self._begin())
 
     def _logits(self, hidden: Tensor) -> Launched:
@@ -258,8 +295,3 @@ class DevicePath:
             query_offsets_device=i.offsets,
             groups=groups,
         )
-
-
-def _mixed_size(count: int) -> int:
-    """What the decode segments beside a prefill are padded to: coarse, since sizes multiply with the prefill's."""
-    return next((size for size in MIXED_SIZES if size >= count), count)

@@ -12,7 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 GRAIN = 128
-"""Chunks are multiples of this: rows of a matrix product's tile, and the distance between captured sizes."""
+"""Steps are multiples of this, decoding rows included: rows of a matrix product's tile, and the distance between
+captured sizes."""
+STRETCH = 2.0
+"""Steps may take so many times what they take without prefill, whatever the target: where that is long already, cutting
+further delays first tokens and hardly shortens gaps."""
 FORGET = 0.9
 """What a new step leaves of the weight of those before it."""
 LEAST_TOKENS = 64
@@ -45,14 +49,14 @@ class Pacer:
             self._seconds = FORGET * self._seconds + own
             self._tokens = FORGET * self._tokens + prefill
 
-    def chunk(self, waiting: int, most: int) -> int:
-        """Prompt tokens, at most ``most``, for a step that decodes while ``waiting`` prompt tokens wait. ``most`` until
-        both costs are known."""
+    def chunk(self, waiting: int, most: int, decode: int) -> int:
+        """Prompt tokens, at most ``most``, for a step in which ``decode`` rows decode while ``waiting`` prompt tokens
+        wait. ``most`` until both costs are known."""
         token, base = self.token, self.base
         if not token or not base:
             return most
-        within = (self.target - base) / token
+        within = (max(self.target, STRETCH * base) - base) / token
         spare = self.clear - token * waiting
         clearing = base * waiting / spare if spare > 0 else float(most)
         wanted = min(max(within, clearing, GRAIN), most)
-        return min(most, int(wanted) // GRAIN * GRAIN)
+        return min(most, max((int(wanted) + decode) // GRAIN * GRAIN - decode, GRAIN))

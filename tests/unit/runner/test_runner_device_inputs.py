@@ -111,22 +111,19 @@ def test_padded_prefill_keeps_its_addresses() -> None:
 
 
 @pytest.mark.parametrize("running", [1, 5, 8])
-def test_padded_prefill_with_decode_segments_after_it(running: int) -> None:
+def test_padded_prefill_behind_decode_segments(running: int) -> None:
     found = inputs()
-    plan = make_plan([50, 9, *[1] * running], 2, running)
+    plan = make_plan([40, 9, *[1] * running], 2, running)
     tiles = np.ones((3, 6), np.int32)
     found.fill_mixed(plan, 64, 8, tiles, 4)
-    total, pairs = 59, list(zip(found.token_rows.tolist(), found.positions.tolist(), strict=True))
-    wanted = segments(plan)
-    assert pairs[:total] == wanted[:total]
-    assert pairs[total:64] == [(PAD_ROW, 0)] * 5
-    assert pairs[64 : 64 + running] == wanted[total:]
-    assert pairs[64 + running :] == [(PAD_ROW, 0)] * (8 - running)
+    total, pairs = 49 + running, list(zip(found.token_rows.tolist(), found.positions.tolist(), strict=True))
+    wanted, pad = segments(plan), 64 - 49 - running
+    assert pairs == [*wanted[49:], *wanted[:49], *[(PAD_ROW, 0)] * pad]
     for view, values, filler in ((found.tokens, plan.tokens, 0), (found.slots, plan.slots, PAD_SLOT)):
-        assert view.tolist() == [*values[:total], *[filler] * 5, *values[total:], *[filler] * (8 - running)]
-    assert found.rows.tolist() == [*plan.rows[2:], *[PAD_ROW] * (8 - running)]
+        assert view.tolist() == [*values[49:total], *values[:49], *[filler] * pad]
+    assert found.rows.tolist()[:running] == plan.rows[2:].tolist()
     assert found.kv_lens.tolist() == [*(plan.starts[2:] + 1), *[0] * (8 - running)]
-    at = [49, 58, *range(64, 64 + running)]
+    at = [running + 39, running + 48, *range(running)]
     assert found.select.tolist() == [place for place, sampled in zip(at, plan.samples, strict=True) if sampled]
     assert found.sample_rows.tolist() == plan.rows[plan.samples].tolist()
 

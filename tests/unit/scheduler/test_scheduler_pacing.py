@@ -34,27 +34,29 @@ def test_costs_are_those_of_the_steps():
 def test_a_chunk_fits_the_target_until_prompts_pile_up():
     pacer = known(6e-3, 2e-5)
     # 24 ms are left for prefill: 1,200 tokens, down to the grain.
-    assert pacer.chunk(1000, 8192) == 1200 // GRAIN * GRAIN
-    assert pacer.chunk(1000, 700) == 700 // GRAIN * GRAIN
+    assert pacer.chunk(1000, 8192, 40) + 40 == 1240 // GRAIN * GRAIN
+    assert pacer.chunk(1000, 700, 40) + 40 == 740 // GRAIN * GRAIN
     # 8,000 tokens take 160 ms of the 200, so the decode steps in them may take 40: 6 ms for each 1,200 tokens.
-    assert pacer.chunk(8000, 8192) == 6e-3 * 8000 / 0.04 // GRAIN * GRAIN
-    assert pacer.chunk(10_000, 8192) == 8192
-    assert [pacer.chunk(n, 8192) for n in range(0, 12_000, 500)] == sorted(
-        pacer.chunk(n, 8192) for n in range(0, 12_000, 500)
+    assert pacer.chunk(8000, 8192, 40) + 40 == (6e-3 * 8000 / 0.04 + 40) // GRAIN * GRAIN
+    assert pacer.chunk(10_000, 8192, 0) == 8192
+    assert [pacer.chunk(n, 8192, 40) for n in range(0, 12_000, 500)] == sorted(
+        pacer.chunk(n, 8192, 40) for n in range(0, 12_000, 500)
     )
 
 
 def test_steps_slower_than_the_target_still_prefill():
-    assert known(50e-3, 2e-5).chunk(100, 8192) == GRAIN
+    """And may take twice as long: 50 ms are 2,500 tokens."""
+    assert known(50e-3, 2e-5).chunk(100, 8192, 0) == 2500 // GRAIN * GRAIN
+    assert known(50e-3, 1e-3).chunk(100, 8192, 100) == GRAIN
 
 
 def test_unknown_costs_leave_the_chunk_whole():
     pacer = Pacer(0.03, 0.2)
-    assert pacer.chunk(100, 8192) == 8192
+    assert pacer.chunk(100, 8192, 4) == 8192
     pacer.observe(0, 4, 6e-3)
-    assert pacer.chunk(100, 8192) == 8192
+    assert pacer.chunk(100, 8192, 4) == 8192
     pacer.observe(10, 4, 7e-3)  # too few tokens to tell
-    assert pacer.chunk(100, 8192) == 8192
+    assert pacer.chunk(100, 8192, 4) == 8192
 
 
 def test_tokens_come_evenly_while_prompts_trickle_in():

@@ -15,7 +15,6 @@ from ceiba.attention.shared_prefix import MAX_PARTS, SharedPlan, plan_shared
 from ceiba.kernels.triton.decode import (
     ITEM_FIELDS,
     DecodeWorkspace,
-    NewTokens,
     decode,
     shared_parts,
     shared_tile,
@@ -38,9 +37,6 @@ CAPABILITIES = Capabilities(
     shared_prefix=True,
     cuda_graph=True,
 )
-FUSE_NEW_TOKENS = False
-"""Whether decode steps without shared prefixes norm, rotate and write inside attention: a launch a layer less. Not yet
-measured (``benchmarks/gpu/step.py --fused``), so off."""
 STAGING_BUFFERS = 3
 """Host buffers in rotation: a step's copy may still be under way while the next steps are planned."""
 
@@ -123,13 +119,14 @@ class TritonAttention:
         for shape in self._shapes:
             self._plan_shape(shape)
 
-    def cut_prefill(self, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
-        """Tiles int32 [n, TILE_FIELDS] of a step of prefill segments, for ``plan_captured``; None where such a step
-        cannot be captured: layers differ in shape, no prefill has run yet, or prefixes are better gathered first."""
+    def cut_prefill(self, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray, first: int) -> np.ndarray | None:
+        """Tiles int32 [n, TILE_FIELDS] of prefill segments whose tokens begin at row ``first`` of the step, for
+        ``plan_captured``; None where such a step cannot be captured: layers differ in shape, no prefill has run yet,
+        or prefixes are better gathered first."""
         if len(self._tile_kinds) != 1 or _gathers(starts, lengths):
             return None
         ((group, tile_rows),) = self._tile_kinds
-        return plan_tiles(lengths, starts, rows, group, tile_rows)
+        return plan_tiles(lengths, starts, rows, group, tile_rows, first)
 
     @property
     def tile_tokens(self) -> int:
@@ -140,9 +137,9 @@ class TritonAttention:
         return rows // group
 
     def plan_captured(self, batch: AttentionBatch, tokens: int, tiles: Tensor) -> None:
-        """A prefill padded to ``tokens``, with tiles int32 [n, TILE_FIELDS] from ``cut_prefill``, padded with zeros, at
-        a fixed place; after its tokens come those of ``batch``, which holds the decode segments alone. What ``run``
-        launches then depends on ``tokens``, n, the batch's padded size and ``graph_key``."""
+        """A step padded to ``tokens``: first those of ``batch``, which holds the decode segments alone, then those of
+        the prefill segments, with tiles int32 [n, TILE_FIELDS] from ``cut_prefill``, padded with zeros, at a fixed
+        place. What ``run`` launches then depends on ``tokens``, n, the batch's padded size and ``graph_key``."""
         self._batch = batch
         self._prefill_tokens = tokens
         self._prefix_slots = None
@@ -224,9 +221,15 @@ class TritonAttention:
         if shape not in self._shapes:
             self._shapes.add(shape)
             self._plan_shape(shape)
+        decodes = len(batch.kv_lens_device) - batch.num_prefill
+        first = 0 if self._padded else tokens  # row of the first decode segment
         # No tile covers padding, whose rows must stay finite: the next layer's keys and values come from them.
         make = torch.zeros if self._padded else torch.empty
         out = make(q.shape[0], layer.num_heads, v_pool.shape[2], dtype=q.dtype, device=q.device)
+        if decodes:
+            # Before the prefill: the padding of captured decode segments lies over its rows.
+            own = slice(first, first + decodes)
+            self._decode(q[own], layer, shape, k_pool, v_pool, sinks, out[own])
         if tokens:
             dim = max(q.shape[2], v_pool.shape[2])
             prefill(
@@ -245,40 +248,7 @@ class TritonAttention:
                 out=out[:tokens],
                 prefix_slots=None if layer.window else self._prefix_slots,
             )
-        if q.shape[0] > tokens:
-            self._decode(q[tokens:], layer, shape, k_pool, v_pool, sinks, out[tokens:])
         return out
-
-    @property
-    def fuses(self) -> bool:
-        return FUSE_NEW_TOKENS and not self._prefill_tokens and not any(self._sharing.values())
-
-    def run_new(
-        self,
-        qkv: Tensor,
-        rotations: tuple[Tensor, Tensor],
-        norms: tuple[Tensor | None, Tensor | None],
-        eps: float,
-        dtype: torch.dtype,
-        layer: AttentionLayer,
-        pool: KVPool,
-    ) -> Tensor:
-        """See ``attention.base.FusingBackend``."""
-        batch = self._batch
-        k_pool, v_pool = pool.k[layer.index], pool.v[layer.index]
-        shape = (layer.num_heads, layer.num_kv_heads)
-        return decode(
-            NewTokens(qkv, *rotations, batch.slots, layer.num_heads, dtype, *norms, eps),
-            k_pool,
-            v_pool,
-            batch.slot_table,
-            batch.rows_device,
-            batch.kv_lens_device,
-            self._workspace(qkv.shape[-2], shape, v_pool.shape[2], qkv.device),
-            layer.scale,
-            layer.window,
-            layer.softcap,
-        )
 
     def _decode(
         self,

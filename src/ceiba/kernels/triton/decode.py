@@ -5,10 +5,6 @@ partial softmaxes. Segments whose first slots are the same ones may read them on
 against one stretch of slots, merged exactly with each segment's own part. Grids depend on tensor shapes and on splits
 chosen by the caller, never on lengths, which are read on the device: launches can be captured in a graph.
 
-``decode`` of ``NewTokens`` takes their raw projection instead of queries: each block norms and rotates what it
-needs, and the one that holds a segment's end adds the new key and value and writes them to their slots, so that one
-launch does the work of two.
-
 Logits are kept in base 2. Knows slots and rows as numbers, nothing of requests or prefix trees.
 """
 
@@ -28,7 +24,6 @@ from ceiba.kernels.triton.launch import (
     prefetch_to_l2,
     wait_for_predecessor,
 )
-from ceiba.kernels.triton.rows import sum_parts
 
 TILE: tuple[int, int, int] | None = None
 """Set by the benchmark to try a tile; None: ``decode_tile`` decides."""
@@ -95,38 +90,6 @@ def _attend_slots(
 
 
 @triton.jit
-def _rotated(
-    at,
-    live,
-    weight_ptr,
-    cos_sin_at,
-    part_stride,
-    eps,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    PARTS: tl.constexpr,
-    NORM: tl.constexpr,
-):
-    """Heads at the pointers ``at`` [H, 1] of a raw projection, normed where NORM and rotated: float32 [H, BD]."""
-    half: tl.constexpr = D // 2
-    d = tl.arange(0, BD)
-    inside = d < D
-    first = d < half
-    pair = tl.where(first, d + half, d - half)
-    angle = tl.where(first, d, d - half)
-    cos = tl.load(cos_sin_at + angle, mask=inside, other=0.0).to(tl.float32)
-    sin = tl.load(cos_sin_at + half + angle, mask=inside, other=0.0).to(tl.float32)
-    mask = live[:, None] & inside[None, :]
-    x = sum_parts(at + d[None, :], mask, part_stride, PARTS)
-    y = sum_parts(at + pair[None, :], mask, part_stride, PARTS)
-    if NORM:
-        scale = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)
-        x *= scale[:, None] * tl.load(weight_ptr + d, mask=inside, other=0.0).to(tl.float32)[None, :]
-        y *= scale[:, None] * tl.load(weight_ptr + pair, mask=inside, other=0.0).to(tl.float32)[None, :]
-    return x * cos[None, :] + tl.where(first, -1.0, 1.0)[None, :] * y * sin[None, :]
-
-
-@triton.jit
 def _merge(
     out_ptr,
     part_ptr,
@@ -178,7 +141,7 @@ def _merge(
     tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=(h < G)[:, None] & (dv < DV)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["rows_ptr", "lens_ptr"])
 def _decode(
     q_ptr,
     k_ptr,
@@ -193,19 +156,12 @@ def _decode(
     part_ptr,
     lse_ptr,
     counter_ptr,
-    cos_sin_ptr,
-    positions_ptr,
-    slots_ptr,
-    q_weight_ptr,
-    k_weight_ptr,
     q_stride,
-    part_stride,
     pool_stride,
     table_stride,
     batch,
     scale,
     softcap,
-    eps,
     G: tl.constexpr,
     GP: tl.constexpr,
     HP: tl.constexpr,
@@ -223,9 +179,6 @@ def _decode(
     SINKS: tl.constexpr,
     STAGES: tl.constexpr,
     LINES: tl.constexpr,
-    NEW: tl.constexpr,
-    PARTS: tl.constexpr,
-    QK_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     segment = tl.program_id(0).to(tl.int64)
@@ -265,33 +218,8 @@ def _decode(
         acc = tl.zeros((GP, BDV), tl.float32)
         m = tl.full((GP,), -float("inf"), tl.float32)
         total = tl.zeros((GP,), tl.float32)
-        q_at = q_ptr + segment * q_stride
-        end = length
-        if NEW:
-            end = length - 1
-            turn = cos_sin_ptr + tl.load(positions_ptr + segment).to(tl.int64) * D
-            at_heads = q_at + heads[:, None] * D
-            q = _rotated(at_heads, live, q_weight_ptr, turn, part_stride, eps, D, BD, PARTS, QK_NORM)
-            q = q.to(out_ptr.dtype.element_ty)
-            if (split == used - 1) & (length > 0):
-                one = tl.arange(0, 1)
-                at_key = q_at + (HKV * G + kv_head + one)[:, None] * D
-                k = _rotated(at_key, one == 0, k_weight_ptr, turn, part_stride, eps, D, BD, PARTS, QK_NORM)
-                at_value = q_at + (HKV * G + HKV + kv_head + one)[:, None] * D + dv[None, :]
-                v = sum_parts(at_value, (dv < DV)[None, :], part_stride, PARTS)
-                # What later steps will read from the slot is what this one attends to.
-                k = k.to(k_ptr.dtype.element_ty)
-                v = v.to(v_ptr.dtype.element_ty)
-                slot = tl.load(slots_ptr + segment).to(tl.int64)
-                tl.store(k_ptr + slot * pool_stride + kv_head * D + d[None, :], k, mask=(d < D)[None, :])
-                v_slot = v_ptr + slot * (pool_stride // D * DV) + kv_head * DV
-                tl.store(v_slot + dv[None, :], v, mask=(dv < DV)[None, :])
-                m = _cap(tl.sum(q.to(tl.float32) * k.to(tl.float32), axis=1) * scale, softcap, SOFTCAP)
-                total += 1.0
-                acc += v.to(tl.float32)
-        else:
-            q_mask = live[:, None] & (d < D)[None, :]
-            q = tl.load(q_at + heads[:, None] * D + d[None, :], mask=q_mask, other=0.0)
+        q_mask = live[:, None] & (d < D)[None, :]
+        q = tl.load(q_ptr + segment * q_stride + heads[:, None] * D + d[None, :], mask=q_mask, other=0.0)
         acc, m, total = _attend_slots(
             q,
             acc,
@@ -302,7 +230,7 @@ def _decode(
             v_ptr + kv_head * DV,
             pool_stride,
             first,
-            tl.minimum(first + per_split * BN, end),
+            tl.minimum(first + per_split * BN, length),
             lowest,
             scale,
             softcap,
@@ -356,7 +284,7 @@ def _decode(
         wait_for_predecessor(PDL)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"])
 def _shared(
     q_ptr,
     k_ptr,
@@ -544,25 +472,8 @@ def shared_tile(group: int) -> int:
     return SHARED_ROWS // group
 
 
-@dataclass(frozen=True, slots=True)
-class NewTokens:
-    """What ``decode`` makes queries, keys and values of; tensors as the arguments of ``qkv_norm_rope_write``."""
-
-    qkv: torch.Tensor
-    """[B, (heads + 2·kv_heads)·D], or float32 [P, B, ...] partial sums"""
-    cos_sin: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    num_heads: int
-    dtype: torch.dtype
-    """Of the result."""
-    q_weight: torch.Tensor | None = None
-    k_weight: torch.Tensor | None = None
-    eps: float = 1e-6
-
-
 def decode(
-    q: torch.Tensor | NewTokens,
+    q: torch.Tensor,
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
     slot_table: torch.Tensor,
@@ -585,28 +496,19 @@ def decode(
     tokens only. ``softcap``: c·tanh(x/c) on scaled logits. ``sinks`` [heads]: a logit per head that takes weight and
     gives no value. After ``shared_parts``: own_starts int32 [B], the first position that no shared part covered, and
     shared_counts int32 [B], parts of each segment, at most ``max_shared_parts``. Returns [B, heads, DV].
-
-    q as ``NewTokens``: ``qkv_norm_rope_write`` in the same launch, without shared parts; keys and values have the same
-    head dimension, all of it rotated. A segment of length 0 writes nothing.
     """
-    new = q if isinstance(q, NewTokens) else None
-    source = q.qkv if isinstance(q, NewTokens) else q
     if out is None:
-        size = (source.shape[-2], new.num_heads) if new else source.shape[:2]
-        out = torch.empty(*size, v_pool.shape[2], dtype=new.dtype if new else source.dtype, device=source.device)
+        out = torch.empty(*q.shape[:2], v_pool.shape[2], dtype=q.dtype, device=q.device)
     batch, num_heads, _ = out.shape
     if batch == 0:
         return out
     kv_heads = k_pool.shape[1]
-    splits = choose_splits(batch, kv_heads, num_multiprocessors(source.device))
+    splits = choose_splits(batch, kv_heads, num_multiprocessors(q.device))
     parts = max_shared_parts + splits
     if parts * batch * num_heads > workspace.lse.numel() or batch * kv_heads > workspace.counters.numel():
         raise ValueError(f"the decode workspace is too small for a batch of {batch} with {parts} parts; allocate more")
-    # Pointers that a launch does not use are any of the right type.
-    made_of = (new.cos_sin, new.positions, new.slots) if new else (rows, rows, rows)
-    weights = (new.q_weight, new.k_weight) if new else (None, None)
     _decode[(batch, kv_heads, splits)](
-        source,
+        q,
         k_pool,
         v_pool,
         slot_table,
@@ -614,30 +516,23 @@ def decode(
         kv_lens,
         rows if own_starts is None else own_starts,
         rows if shared_counts is None else shared_counts,
-        source if sinks is None else sinks,
+        q if sinks is None else sinks,
         out,
         workspace.parts,
         workspace.lse,
         workspace.counters,
-        *made_of,
-        *(source if weight is None else weight for weight in weights),
-        source.stride(-2 if new else 0),
-        source.stride(0),
+        q.stride(0),
         k_pool.stride(0),
         slot_table.stride(0),
         batch,
         scale * LOG2E,
         softcap * LOG2E,
-        new.eps if new else 0.0,
         SHARED_PARTS=max_shared_parts,
         WINDOW=window,
         SOFTCAP=softcap > 0.0,
         SINKS=sinks is not None,
-        NEW=new is not None,
-        PARTS=source.shape[0] if new and source.dim() == 3 else 1,
-        QK_NORM=weights[0] is not None,
         **_tile_options(out, k_pool, v_pool, splits),
-        **pdl_options(source.device),
+        **pdl_options(q.device),
     )
     return out
 

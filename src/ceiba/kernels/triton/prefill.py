@@ -196,17 +196,20 @@ GATHER_TOKENS = 256
 """Mean new tokens per cached one from which gathering the prefixes first costs less than it saves."""
 
 
-def plan_tiles(lengths: np.ndarray, cached: np.ndarray, rows: np.ndarray, group: int, tile_rows: int) -> np.ndarray:
+def plan_tiles(
+    lengths: np.ndarray, cached: np.ndarray, rows: np.ndarray, group: int, tile_rows: int, first: int = 0
+) -> np.ndarray:
     """Cut segments of ``lengths`` new tokens (back to back in q) into tiles, the costliest first.
 
-    All arguments int32 [B]; ``group`` is heads per kv head; ``tile_rows`` is the
-    ``PrefillShape.rows`` that the tiles will be run with. Returns int32 [n, TILE_FIELDS].
+    lengths, cached and rows int32 [B]; ``group`` is heads per kv head; ``tile_rows`` is the ``PrefillShape.rows`` that
+    the tiles will be run with; ``first`` the row of q at which the first segment begins. Returns int32
+    [n, TILE_FIELDS].
     """
     step = tile_rows // group
     counts = -(-lengths // step)
     segment = np.repeat(np.arange(len(lengths), dtype=np.int32), counts)
     inner = np.arange(len(segment), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
-    firsts = np.cumsum(lengths) - lengths
+    firsts = np.cumsum(lengths) - lengths + first
     tiles = np.empty((len(segment), TILE_FIELDS), np.int32)
     tiles[:, 0] = firsts[segment]
     tiles[:, 1] = inner * step

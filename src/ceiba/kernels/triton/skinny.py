@@ -302,6 +302,7 @@ def matmul_parts(
         raise ValueError(f"matmul_parts takes at most {MAX_ROWS} rows, not {m}; use torch.matmul")
     whole = single or silu_pairs
     tile = shape or skinny_shape(m, n, k, silu_pairs)
+    columns = tile.columns // max(1, x.dtype.itemsize // 2)  # the same bytes of a step, whatever an element takes
     parts = 1 if whole else tile.parts
     kind = scale_kind(scales)
     unit = 128 if kind == 2 else 64
@@ -322,7 +323,7 @@ def matmul_parts(
         K_PART=part,
         BM=max(16, power_of_two(m)),
         BN=tile.rows,
-        BK=min(tile.columns, power_of_two(part), 128 if kind == 2 else tile.columns),
+        BK=min(columns, power_of_two(part), 128 if kind == 2 else columns),
         STAGES=tile.stages,
         SILU=silu_pairs,
         SCALE=kind,
