@@ -97,8 +97,9 @@ class Dead:
 
     terminated = False
 
-    def __init__(self):
+    def __init__(self, problem=""):
         self.accepted = 0
+        self.problem = problem
 
     def fill(self, bits):
         bits[:] = -1 if not self.accepted else 0
@@ -116,11 +117,14 @@ class Dead:
 
 
 class DeadTicket:
+    def __init__(self, problem=""):
+        self.problem = problem
+
     def ready(self):
         return True
 
     def state(self):
-        return Dead()
+        return Dead(self.problem)
 
     def cancel(self):
         pass
@@ -129,18 +133,24 @@ class DeadTicket:
 def test_an_empty_mask_fails_one_request_only(provider):
     class Mixed:
         def create(self, sampling):
-            return DeadTicket() if sampling.regex == "dead" else provider.create(sampling)
+            known = {"dead": DeadTicket(), "large": DeadTicket("too many items")}
+            return known.get(sampling.regex) or provider.create(sampling)
 
         def fill(self, states, bits):
             return provider.fill(states, bits)
 
     world = make_world(grammar=Mixed())
     world.ask("dead", prompt(1, 10), max_new_tokens=20, ignore_eos=True, regex="dead")
+    world.ask("large", prompt(1, 10), max_new_tokens=20, ignore_eos=True, regex="large")
     world.ask("good", prompt(2, 10), max_new_tokens=20, regex="(ab){3}")
     world.ask("free", prompt(3, 10), max_new_tokens=20)
     settle(world)
     assert world.answer("dead").finish.kind == "error"
     assert "no next token" in world.answer("dead").finish.message
+    assert world.answer("dead").finish.status == 500
+    grown = world.answer("large").finish
+    assert (grown.status, grown.code) == (400, "grammar_too_complex"), "a limit that a schema reaches is its own fault"
+    assert "too many items" in grown.message
     assert len(world.answer("dead").tokens) == 1
     assert text_of([t for t in world.answer("good").tokens if t not in EOS]) == "ababab"
     world.check("free")

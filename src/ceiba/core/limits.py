@@ -96,6 +96,8 @@ MAX_NUMBERED_CALLS = 16
 MAX_STRUCTURAL_TAGS: Final = 1024
 GRAMMAR_SECONDS: Final = 10.0
 """Compiling one grammar, in a process that is killed when they are over."""
+GRAMMAR_AHEAD_SECONDS: Final = 3.0
+"""Of these, what xgrammar has to build a grammar ahead; then llguidance gets it, which builds while it is used."""
 GRAMMAR_MEMORY_BYTES: Final = 1 << 30
 """What compiling one grammar may take on top of the compiler itself."""
 GRAMMAR_RETAINED_BYTES: Final = 256 << 20

@@ -76,6 +76,10 @@ class State(Protocol):
     def terminated(self) -> bool:
         """Whether nothing can follow any more."""
 
+    @property
+    def problem(self) -> str:
+        """Why the grammar cannot go on (a limit was reached); empty while it can."""
+
     def fill(self, bits: Int32) -> bool:
         """Write the allowed tokens into ``bits``, int32 [words]; False when none is allowed."""
 

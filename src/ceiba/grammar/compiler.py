@@ -32,6 +32,14 @@ class Start(msgspec.Struct, array_like=True):
     spacing: Spacing
 
 
+class Ask(msgspec.Struct, array_like=True):
+    """Every further frame to the child."""
+
+    constraint: Constraint
+    lazily: bool = False
+    """Whether nothing shall be built ahead: that has taken too long already."""
+
+
 class Answer(msgspec.Struct, array_like=True):
     """A frame from the child. For each constraint: the library that was chosen (``stage``), then ``BEGUN`` once it is
     loaded, then a compiled grammar or why not; a refusal may come at once, and a second library after the first."""
@@ -77,13 +85,15 @@ class Compilers:
         self._backend = start.backend
         self._made: dict[str, Compiler] = {}
 
-    def choose(self, constraint: Constraint) -> str:
-        """Which library compiles ``constraint``. Raises Refusal for one that cannot be read."""
+    def choose(self, ask: Ask) -> str:
+        """Which library compiles it. Raises Refusal for a constraint that cannot be read."""
         if self._backend != "xgrammar":
             return self._backend
+        if ask.lazily:
+            return "llguidance"
         from ceiba.grammar.backends import xgrammar
 
-        taken = xgrammar.takes(constraint, self._spacing, self._vocabulary)
+        taken = xgrammar.takes(ask.constraint, self._spacing, self._vocabulary)
         return "xgrammar" if taken else "llguidance"
 
     def get(self, name: str) -> Compiler:
@@ -127,29 +137,29 @@ def main() -> None:
         write_frame(sink, msgspec.msgpack.encode(Answer(refusal=f"{type(error).__name__}: {error}")))
         os._exit(1)
     encode = msgspec.msgpack.Encoder().encode
-    decoder = msgspec.msgpack.Decoder(Constraint)
+    decoder = msgspec.msgpack.Decoder(Ask)
 
     def send(answer: Answer) -> None:
         write_frame(sink, encode(answer))
 
     while True:
         try:
-            constraint = decoder.decode(read_frame(source))
+            ask = decoder.decode(read_frame(source))
         except EOFError:
             os._exit(0)
-        send(_answer(compilers, constraint, send))
+        send(_answer(compilers, ask, send))
 
 
-def _answer(compilers: Compilers, constraint: Constraint, send: Callable[[Answer], None]) -> Answer:
+def _answer(compilers: Compilers, ask: Ask, send: Callable[[Answer], None]) -> Answer:
     """What the chosen library refuses or cannot build goes to llguidance, which knows more: character classes in
     expressions, Lark, automata that need not be built ahead."""
     try:
-        name = compilers.choose(constraint)
+        name = compilers.choose(ask)
     except Refusal as refusal:
         return Answer(refusal=str(refusal))
-    answer = _attempt(compilers, name, constraint, send)
+    answer = _attempt(compilers, name, ask.constraint, send)
     if answer.compiled is None and name == "xgrammar":
-        answer = _attempt(compilers, "llguidance", constraint, send)
+        answer = _attempt(compilers, "llguidance", ask.constraint, send)
     return answer
 
 

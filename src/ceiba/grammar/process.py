@@ -20,7 +20,7 @@ import msgspec
 from ceiba.core import limits
 from ceiba.core.errors import BadRequest, EngineFault
 from ceiba.grammar.base import Compiled, Constraint
-from ceiba.grammar.compiler import BEGUN, Answer, Start, write_frame
+from ceiba.grammar.compiler import BEGUN, Answer, Ask, Start, write_frame
 
 START_SECONDS = 120.0
 """Imports and the vocabulary: xgrammar's imports alone take several seconds on a busy machine."""
@@ -35,6 +35,10 @@ _BOOTSTRAP = (
 
 class Cancelled(Exception):
     """Nobody waits for the grammar any more."""
+
+
+class _AheadFailed(Exception):
+    """xgrammar needed too much time or memory."""
 
 
 class CompilerProcess:
@@ -60,40 +64,48 @@ class CompilerProcess:
 
         Raises BadRequest for a constraint that is refused or over its budget, Cancelled once ``unwanted()``.
         """
-        child = self._child or self._spawn()
         try:
-            write_frame(_pipe(child.stdin), msgspec.msgpack.encode(constraint))
-            answer = self._receive(child, START_SECONDS, unwanted)
-            while answer.stage:
-                begun = answer.stage == BEGUN
-                if begun:
-                    self._light = min(self._light, _resident(child.pid) or self._light)
-                else:
-                    chosen(answer.stage)
-                answer = self._receive(child, self._seconds if begun else START_SECONDS, unwanted)
-        except TimeoutError:
-            self.kill()
-            raise BadRequest(
-                f"the {constraint.kind} took more than {self._seconds:g} s to compile and was given up: simplify it",
-                param=constraint.kind,
-                code="grammar_too_complex",
-            ) from None
-        except (EOFError, BrokenPipeError):
-            self.kill()
-            raise BadRequest(
-                f"compiling the {constraint.kind} ended the compiler, most likely for want of memory (the limit is "
-                f"{limits.GRAMMAR_MEMORY_BYTES >> 20} MiB): use a simpler one",
-                param=constraint.kind,
-                code="grammar_too_complex",
-            ) from None
-        except Cancelled:
-            self.kill()
-            raise
-        if _resident(child.pid) > self._light + limits.GRAMMAR_RETAINED_BYTES:
+            answer = self._ask(Ask(constraint), unwanted, chosen)
+        except _AheadFailed:
+            answer = self._ask(Ask(constraint, lazily=True), unwanted, chosen)
+        child = self._child
+        if child is not None and _resident(child.pid) > self._light + limits.GRAMMAR_RETAINED_BYTES:
             self.kill()  # what a library keeps of a large constraint goes back to the machine
         if answer.compiled is None:
             raise BadRequest(f"{constraint.kind}: {answer.refusal}", param=constraint.kind, code="invalid_grammar")
         return answer.compiled
+
+    def _ask(self, ask: Ask, unwanted: Callable[[], bool], chosen: Callable[[str], None]) -> Answer:
+        child, kind, library = self._child or self._spawn(), ask.constraint.kind, ""
+        try:
+            write_frame(_pipe(child.stdin), msgspec.msgpack.encode(ask))
+            answer = self._receive(child, START_SECONDS, unwanted)
+            while answer.stage:
+                if answer.stage != BEGUN:
+                    library = answer.stage
+                    chosen(library)
+                    answer = self._receive(child, START_SECONDS, unwanted)
+                    continue
+                self._light = min(self._light, _resident(child.pid) or self._light)
+                ahead = library == "xgrammar"
+                seconds = min(self._seconds, limits.GRAMMAR_AHEAD_SECONDS) if ahead else self._seconds
+                answer = self._receive(child, seconds, unwanted)
+            return answer
+        except (TimeoutError, EOFError, BrokenPipeError) as error:
+            self.kill()
+            if library == "xgrammar":
+                raise _AheadFailed from None
+            if isinstance(error, TimeoutError):
+                why = f"the {kind} took more than {self._seconds:g} s to compile and was given up: simplify it"
+            else:
+                why = (
+                    f"compiling the {kind} ended the compiler, most likely for want of memory (the limit is "
+                    f"{limits.GRAMMAR_MEMORY_BYTES >> 20} MiB): use a simpler one"
+                )
+            raise BadRequest(why, param=kind, code="grammar_too_complex") from None
+        except Cancelled:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         """End the child at once, whatever it does; a next constraint starts another."""

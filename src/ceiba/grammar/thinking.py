@@ -25,6 +25,10 @@ class AfterThinking:
     def terminated(self) -> bool:
         return not self.thinking and self.inner.terminated
 
+    @property
+    def problem(self) -> str:
+        return self.inner.problem
+
     def fill(self, bits: Int32) -> bool:
         if not self.thinking:
             return self.inner.fill(bits)

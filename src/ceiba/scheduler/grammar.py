@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from ceiba.core.errors import CeibaError
+from ceiba.core.messages import Finish
 from ceiba.core.sampling import SamplingParams
 from ceiba.core.step import Int32
 from ceiba.scheduler.request import Request
@@ -24,6 +25,10 @@ class GrammarState(Protocol):
     def terminated(self) -> bool:
         """Whether the grammar is complete: the request ends, no further mask is asked for."""
 
+    @property
+    def problem(self) -> str:
+        """Why the grammar cannot go on (a limit was reached); empty while it can."""
+
     def fill(self, bits: Int32) -> bool:
         """Write the allowed tokens into ``bits``, int32 [ceil(vocab / 32)]; False when none is allowed."""
 
@@ -35,6 +40,14 @@ class GrammarState(Protocol):
 
     def forced_tokens(self) -> list[int]:
         """The tokens that must come next, where there is only one way to go on; often none."""
+
+
+def broken(state: GrammarState, why: str) -> Finish:
+    """How a request ends whose grammar cannot go on: the grammar's fault where it says so, else ours."""
+    if state.problem:
+        message = f"the grammar became too complex to go on with: {state.problem}"
+        return Finish(kind="error", status=400, message=message, code="grammar_too_complex")
+    return Finish(kind="error", status=500, message=why)
 
 
 class GrammarTicket(Protocol):

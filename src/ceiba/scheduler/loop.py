@@ -32,7 +32,7 @@ from ceiba.core.tiers import TierIO
 from ceiba.scheduler.admission import Admission
 from ceiba.scheduler.control import Controls
 from ceiba.scheduler.fair import FairShare
-from ceiba.scheduler.grammar import Compiling, GrammarProvider
+from ceiba.scheduler.grammar import Compiling, GrammarProvider, broken
 from ceiba.scheduler.heartbeat import INTERVAL, Beat, HeartbeatThread
 from ceiba.scheduler.hicache import HiCache
 from ceiba.scheduler.intake import Intake
@@ -323,7 +323,7 @@ class Scheduler:
             bits[which] = part
         for i in np.flatnonzero(~allowed).tolist():
             bits[which[i]] = -1  # its token is dropped, but the sampler must find one
-            self._end(requests[i], Finish(kind="error", message="the grammar allows no next token", status=500))
+            self._end(requests[i], broken(states[i], "the grammar allows no next token"))
         return TokenMasks(masked, bits)
 
     def _end(self, request: Request, finish: Finish, *, report: bool = True) -> None:

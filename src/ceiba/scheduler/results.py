@@ -14,6 +14,7 @@ from ceiba.cache.keys import Int32
 from ceiba.core.messages import Finish
 from ceiba.core.step import PromptLogprobs, StepOutput, StepPlan, StepResult
 from ceiba.scheduler.admission import Admission
+from ceiba.scheduler.grammar import broken
 from ceiba.scheduler.output import Outbox
 from ceiba.scheduler.request import Request
 
@@ -159,7 +160,7 @@ class Results:
         grammar = request.grammar
         if grammar is not None:
             if not grammar.accept(int(token)):
-                return Finish(kind="error", status=500, message=f"token {int(token)} does not fit the grammar")
+                return broken(grammar, f"token {int(token)} does not fit the grammar")
             if grammar.terminated:
                 return Finish(kind="stop")
         return None

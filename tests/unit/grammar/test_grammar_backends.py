@@ -328,3 +328,23 @@ def test_masks_stop_growing_at_the_state_limit(monkeypatch):
             break
     bits = np.zeros(-(-SIZE // 32), np.int32)
     assert state.fill(bits) is False
+
+
+def test_a_limit_reached_on_the_way_says_so(monkeypatch):
+    """llguidance's automata grow while they are used."""
+    parts = [{"type": "object", "properties": {f"q{i}": {"type": "integer"}}} for i in range(40)]
+    schema = json.dumps({"anyOf": parts})
+    wide = begin("llguidance", "json_schema", schema)
+    assert walk(wide, b'{"q7": 1')
+    assert wide.problem == ""
+    compiler, engine = compilers("llguidance")
+    compiled = compiler.compile(Constraint("json_schema", schema))
+    monkeypatch.setattr(limits, "GRAMMAR_STEP_ITEMS", 200)
+    state = engine.prepare(compiled).state()
+    assert not state.accept(ord("{"))
+    assert "items" in state.problem
+
+
+def test_hundreds_of_alternatives_are_no_limit():
+    parts = [{"type": "object", "properties": {f"q{i}": {"type": "integer"}}} for i in range(300)]
+    assert matches(begin("llguidance", "json_schema", {"anyOf": parts}), '{"q7": 1, "z": null}')

@@ -236,3 +236,18 @@ def test_a_compiler_that_grew_is_replaced(provider, monkeypatch):
     monkeypatch.undo()
     assert walk(ready(ask(provider, regex="d")).state(), b"d")
     assert provider.pids != [pid]
+
+
+def test_what_takes_xgrammar_too_long_goes_to_llguidance(prepared_ahead, monkeypatch):
+    """Objects of any further properties, one or the other: a dozen seconds ahead on a real vocabulary."""
+    state = ready(ask(prepared_ahead, regex="ab")).state()
+    assert type(state).__name__ == "XGrammarState"
+    pid = prepared_ahead.pids[0]
+    monkeypatch.setattr(limits, "GRAMMAR_AHEAD_SECONDS", 0.0)
+    parts = [{"type": "object", "properties": {f"q{i}": {"type": "integer"}}} for i in range(200)]
+    state = ready(ask(prepared_ahead, json_schema=json.dumps({"anyOf": parts}))).state()
+    assert type(state).__name__ == "GuidanceState"
+    assert walk(state, b'{"q7": 12, "z": null}')
+    assert not psutil.pid_exists(pid), "the CPU is given back"
+    monkeypatch.undo()
+    assert walk(ready(ask(prepared_ahead, regex="cd")).state(), b"cd")

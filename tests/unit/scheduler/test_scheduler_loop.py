@@ -342,6 +342,8 @@ def test_prompt_logprobs_are_recomputed_where_the_cache_has_the_prompt(start, ch
 class EvenThenTen:
     """Even tokens only; complete after ten of them."""
 
+    problem = ""
+
     def __init__(self):
         self.seen: list[int] = []
 

@@ -91,6 +91,7 @@ def _limits() -> Any:
     return LLParserLimits(
         step_lexer_fuel=limits.GRAMMAR_STEP_FUEL,
         step_max_items=limits.GRAMMAR_STEP_ITEMS,
+        max_items_in_row=limits.GRAMMAR_STEP_ITEMS,
         max_lexer_states=limits.GRAMMAR_LEXER_STATES,
         verbose_errors=False,
     )
@@ -226,6 +227,10 @@ class GuidanceState:
     @property
     def terminated(self) -> bool:
         return bool(self.matcher.is_stopped())
+
+    @property
+    def problem(self) -> str:
+        return _first_line(self.matcher.get_error()) if self.matcher.is_error() else ""
 
     def fill(self, bits: Int32) -> bool:
         self.matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)

@@ -212,6 +212,10 @@ class OutlinesState:
         """Also where the library's end token is all that may follow."""
         return self._ended or (self._guide.is_finished() and self._place().closed)
 
+    @property
+    def problem(self) -> str:
+        return ""  # everything was built ahead
+
     def fill(self, bits: Int32) -> bool:
         if self._ended:
             bits[:] = packed(self._eos, len(bits))

@@ -255,6 +255,10 @@ class XGrammarState:
         self.fill(bits)
         return not (bits & ~self._ends).any()
 
+    @property
+    def problem(self) -> str:
+        return ""  # everything was built ahead
+
     def fill(self, bits: Int32) -> bool:
         bits[:] = self._usable
         self.matcher.fill_next_token_bitmask(bits[None, :], 0)
