@@ -18,7 +18,7 @@ import torch
 from ceiba.attention.base import AttentionBackend, AttentionBatch
 from ceiba.config.records import RunnerConfig
 from ceiba.core.step import PrefixGroup, StepPlan, TokenMasks
-from ceiba.kernels.triton.launch import compile_only
+from ceiba.kernels.triton.launch import compile_only, on_compile
 from ceiba.kernels.triton.step import begin_step
 from ceiba.memory.pool import KVPool
 from ceiba.models.decoder import Decoder, DecoderBlock
@@ -101,6 +101,7 @@ class DevicePath:
             for decode in sizes:
                 self.prefills.prepare(partial(self._plan_mixed_shared, decode), SHARED_SECONDS, MIXED_SHARED)
         torch.cuda.synchronize()
+        on_compile(partial(log.info, "compiled %s while serving: steps like this one wait for it once"))
 
     def _compile_ahead(self) -> None:
         """Have the kernels of the steps that follow compiled in parallel, by going through them without computing."""

@@ -19,6 +19,9 @@ STRETCH = 2.0
 further delays first tokens and hardly shortens gaps."""
 FORGET = 0.9
 """What a new step leaves of the weight of those before it."""
+HITCH = 4.0
+"""A step that takes longer than so many times what was expected (a kernel was compiled, another process had the device)
+counts as this."""
 LEAST_TOKENS = 64
 """A prefill below this says more about the step than about a token."""
 
@@ -42,6 +45,8 @@ class Pacer:
 
     def observe(self, prefill: int, decode: int, seconds: float) -> None:
         """A step of so many prompt tokens and decoding rows took the device ``seconds``."""
+        if self.base and (self.token or not prefill):
+            seconds = min(seconds, HITCH * (self.base + self.token * prefill))
         if not prefill:
             self.base = seconds if not self.base else FORGET * self.base + (1 - FORGET) * seconds
         elif prefill >= LEAST_TOKENS:

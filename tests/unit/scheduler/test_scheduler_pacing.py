@@ -44,6 +44,15 @@ def test_a_chunk_fits_the_target_until_prompts_pile_up():
     )
 
 
+def test_a_step_that_stalled_says_little():
+    """A kernel compiled on the way: two seconds count as four steps of the kind."""
+    pacer = known(6e-3, 2e-5)
+    pacer.observe(1000, 40, 2.0)
+    pacer.observe(0, 40, 2.0)
+    assert pacer.token < 2e-5 * 1.5
+    assert pacer.base == pytest.approx(6e-3 * 1.3)
+
+
 def test_steps_slower_than_the_target_still_prefill():
     """And may take twice as long: 50 ms are 2,500 tokens."""
     assert known(50e-3, 2e-5).chunk(100, 8192, 0) == 2500 // GRAIN * GRAIN

@@ -141,7 +141,10 @@ def _merge(
     tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=(h < G)[:, None] & (dv < DV)[None, :])
 
 
-@triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["rows_ptr", "lens_ptr"])
+@triton.jit(
+    do_not_specialize=["batch"],
+    do_not_specialize_on_alignment=["rows_ptr", "lens_ptr", "starts_ptr", "shared_count_ptr"],
+)
 def _decode(
     q_ptr,
     k_ptr,

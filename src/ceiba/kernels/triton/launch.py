@@ -10,7 +10,7 @@ after ``gdc_wait``, so a kernel that has started knows that its predecessor's pr
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -78,6 +78,15 @@ def compile_only(threads: int) -> Iterator[bool]:
                 yield True
         finally:
             JITFunction.run = run
+
+
+def on_compile(report: Callable[[str], None]) -> None:
+    """Have ``report`` called with the name of every kernel that is compiled from now on."""
+
+    def compiled(*, fn: Any, **_: Any) -> None:
+        report(fn.name)
+
+    triton.knobs.runtime.jit_post_compile_hook = compiled
 
 
 @triton.jit

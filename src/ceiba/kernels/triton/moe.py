@@ -189,7 +189,7 @@ def moe_small(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _order_in_one_block(
     ids_ptr,
     cursor_ptr,
@@ -226,7 +226,7 @@ def _order_in_one_block(
     tl.store(order_ptr + place, at, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _count_experts(ids_ptr, counts_ptr, pairs, E: tl.constexpr, EP: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ids = tl.load(ids_ptr + at, mask=at < pairs, other=0)
@@ -252,7 +252,7 @@ def _place_blocks(
         tl.store(blocks_ptr + before + i, e, mask=(e < E) & (i < blocks))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _scatter_pairs(ids_ptr, cursor_ptr, sorted_ptr, pairs, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < pairs
@@ -315,7 +315,7 @@ def order_by_expert(ids: torch.Tensor, num_experts: int, block: int) -> ExpertOr
     return ExpertOrder(order, experts, num_blocks, block)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _grouped_matmul(
     x_ptr,
     x_scale_ptr,

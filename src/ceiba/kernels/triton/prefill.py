@@ -221,7 +221,7 @@ def plan_tiles(
     return tiles[np.argsort(-cost, kind="stable")]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gather_slots(
     k_pool_ptr,
     v_pool_ptr,
