@@ -30,7 +30,7 @@ def test_a_long_walk() -> None:
     print(dict(walk.did), dict(walk.seen))
     assert walk.did.total() >= steps
     # What it is for does happen in it.
-    for event in ("retractions", "evicted tokens", "length", "stop", "abort"):
+    for event in ("retractions", "evicted tokens", "right drafts", "wrong drafts", "length", "stop", "abort"):
         assert walk.seen[event] > 0, event
 
 

@@ -1,5 +1,5 @@
 """A random walk over everything a scheduler can be asked, for as many steps as one has time for: tree, allocator,
-leases, pins and scheduler together, on the strict fake runner.
+leases, pins, drafts and scheduler together, on the strict fake runner.
 
 After every step the KV ledger is recounted from the structures themselves; at the end of an episode (a few hundred
 steps under one random configuration) every answer must be the one the request gets alone, and the flushed pool must be
@@ -22,7 +22,8 @@ from ceiba.cache.ledger import assert_ledger
 from ceiba.core.messages import Control, ids_to_bytes
 from ceiba.core.sampling import LogprobSpec
 from ceiba.scheduler import policy
-from support.scheduler_world import VOCAB, World, make_world, oracle
+from ceiba.spec.fake import FakeDrafter
+from support.scheduler_world import VOCAB, World, continued, make_world, oracle
 
 EPISODE = 300
 """Steps under one configuration."""
@@ -67,6 +68,8 @@ def random_config(rng: np.random.Generator) -> dict[str, Any]:
         "in_batch_check_threshold": pick(32, 4, -1),
         "in_batch_deprioritize_threshold": pick(32, 4),
         "consecutive_prefill_overlap": pick(True, False),
+        "num_draft_tokens": pick(0, 2, 6, 16),
+        "drafter": FakeDrafter(continued, pick(0.0, 0.5, 0.9, 1.0), VOCAB, int(rng.integers(1 << 30))),
     }
 
 
@@ -194,6 +197,8 @@ class Walk:
             raise AssertionError(f"it does not come to rest: {scheduler.admission.describe()}")
         assert_ledger(scheduler.leases, idle=True)
         self.seen["retractions"] += scheduler.counters.retractions
+        self.seen["right drafts"] += scheduler.counters.spec_accepted_tokens
+        self.seen["wrong drafts"] += scheduler.counters.spec_draft_tokens - scheduler.counters.spec_accepted_tokens
         self.seen["pre-emptions"] += scheduler.counters.preemptions
         self.seen["evicted tokens"] += scheduler.leases.evicted_tokens
         self.seen["pins that gave way"] += scheduler.leases.pins.released

@@ -45,6 +45,14 @@ def oracle(
     return out, "length"
 
 
+def continued(tokens: np.ndarray, count: int) -> np.ndarray:
+    """What the fake model would say next, ends and all: the answers of a ``FakeDrafter``."""
+    if not count:
+        return np.empty(0, np.int32)
+    free = SamplingParams(max_new_tokens=count, ignore_eos=True)
+    return np.array(oracle(tokens.tolist(), free, limit=len(tokens) + count)[0], np.int32)
+
+
 @dataclass
 class World:
     scheduler: Scheduler
@@ -107,13 +115,21 @@ class World:
 
 
 def make_world(
-    *, pool: int = 1000, rows: int = 16, context: int = 120, page: int = 1, eager: bool = False, grammar=None, **config
+    *,
+    pool: int = 1000,
+    rows: int = 16,
+    context: int = 120,
+    page: int = 1,
+    eager: bool = False,
+    grammar=None,
+    drafter=None,
+    **config,
 ) -> World:
     """``config`` are fields of ``SchedulerConfig``."""
     info = RunnerInfo(num_slots=pool, max_rows=rows, vocab_size=VOCAB, context_len=context, page_size=page, eos_ids=EOS)
     runner, port, now = FakeRunner(info, eager=eager), MemoryPort(), [0.0]
     settings = SchedulerConfig(**{"max_running_requests": rows, "page_size": page, **config})
-    scheduler = Scheduler(settings, runner, port, clock=lambda: now[0], grammar=grammar)
+    scheduler = Scheduler(settings, runner, port, clock=lambda: now[0], grammar=grammar, drafter=drafter)
     return World(scheduler, runner, port, now)
 
 

@@ -144,6 +144,10 @@ class PrefixCache(Protocol):
     def match(self, key: CacheKey, limit: int | None = None) -> Match:
         """Longest cached prefix of at most ``limit`` tokens. Locks nothing, mutates nothing."""
 
+    def continuation(self, key: CacheKey, most: int) -> Int32:
+        """The tokens that follow the whole of ``key`` in the cache, at most ``most``; none where it does not hold all
+        of it. Of several ways on the one used last. Locks nothing, mutates nothing."""
+
     def lock(self, match: Match, *, hit: bool = False) -> Node | None:
         """Hold the matched prefix; returns what ``unlock`` wants back. ``hit``: a request begins with it."""
 

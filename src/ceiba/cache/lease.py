@@ -7,9 +7,10 @@ the row's own, and three lengths are kept apart:
 * ``launched``: KV that some step computes or has computed; the next step of the row starts here;
 * ``allocated``: positions that have a slot (whole pages), so launched <= allocated.
 
-Chunked prefill, overlap's extra token, retraction, abort and finish all go through ``extend``, ``commit``, ``share``
-and ``close``; nothing else may free a row's slots. Slots may be reused as soon as a row is closed although a step that
-writes them is still in flight: the runner executes plans in order, so a later owner writes after it.
+Chunked prefill, overlap's extra token, drafts, retraction, abort and finish all go through ``extend``, ``commit``,
+``take_back``, ``share`` and ``close``; nothing else may free a row's slots. Slots may be reused as soon as a row is
+closed although a step that writes them is still in flight: the runner executes plans in order, so a later owner writes
+after it.
 """
 
 from __future__ import annotations
@@ -143,6 +144,10 @@ class LeaseTable:
     def commit(self, rows: Int32, lengths: Int32) -> None:
         """An applied step computed the rows' positions up to ``lengths`` (exclusive)."""
         self.committed[rows] = lengths
+
+    def take_back(self, rows: Int32, lengths: Int32) -> None:
+        """Positions past ``lengths`` held drafts that were wrong: they are launched again, into the slots they have."""
+        self.launched[rows] = lengths
 
     def share(self, row: int, key: CacheKey, priority: int = 0) -> None:
         """Give the committed part of a live row to the cache (whole pages), and hold it there.

@@ -22,6 +22,9 @@ class NoCache:
     def match(self, key: CacheKey, limit: int | None = None) -> Match:
         return Match()
 
+    def continuation(self, key: CacheKey, most: int) -> Int32:
+        return np.empty(0, np.int32)
+
     def lock(self, match: Match, *, hit: bool = False) -> Node | None:
         return None
 

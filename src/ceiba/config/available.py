@@ -46,6 +46,7 @@ GRAPH_BACKENDS: Final = {"decode": ("full", "disabled"), "prefill": ("full", "di
 MODEL_IMPLS: Final = ("auto",)
 HICACHE_IO_BACKENDS: Final = ("kernel", "direct")
 HICACHE_LAYOUTS: Final = ("layer_first", "page_first", "page_first_direct")
+SPECULATIVE_ALGORITHMS: Final = ("NGRAM",)
 HICACHE_STORAGE: Final = ("file", "mooncake", "nixl", "dynamic")
 
 VALUES: Final[dict[str, tuple[str, ...]]] = {
@@ -63,6 +64,7 @@ VALUES: Final[dict[str, tuple[str, ...]]] = {
     "--cuda-graph-backend-decode": GRAPH_BACKENDS["decode"],
     "--cuda-graph-backend-prefill": GRAPH_BACKENDS["prefill"],
     "--model-impl": MODEL_IMPLS,
+    "--speculative-algorithm": SPECULATIVE_ALGORITHMS,
     "--hicache-host-memory-mode": ("cache",),
     "--hicache-io-backend": HICACHE_IO_BACKENDS,
     "--hicache-mem-layout": HICACHE_LAYOUTS,

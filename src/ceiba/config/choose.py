@@ -4,7 +4,7 @@ Pure functions; each returns its reason or raises a ConfigError that lists what 
 
 from __future__ import annotations
 
-from typing import Final, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from ceiba.config.available import (
     ATTENTION_ALIASES,
@@ -20,6 +20,10 @@ from ceiba.core.tenants import key_digest
 
 CPU_KERNELS: Final = "ceiba-cpu-kernels"
 """Stands in ``DeviceFacts.packages`` where the compiled CPU kernels are installed."""
+
+
+DRAFT_TOKENS: Final = 16
+"""Verified in a step where nothing is said."""
 
 
 def refuse(param: str, message: str) -> NoReturn:
@@ -42,6 +46,31 @@ def requested_device(flags: Flags) -> tuple[str | None, int]:
             refuse("--device", f"--device {text} and --base-gpu-id {gpu} name different GPUs: give one of them.")
         gpu = int(index)
     return kind or None, gpu
+
+
+def speculative(flags: Flags, device: DeviceFacts, generates: bool) -> dict[str, Any]:
+    """Fields of SchedulerConfig for speculative decoding. Raises ConfigError where the device cannot verify drafts."""
+    name = flags.get("speculative_algorithm")
+    given = [dest for dest in ("num_draft_tokens", "ngram_max_trie_depth") if flags.given(f"speculative_{dest}")]
+    if name is None:
+        for dest in given:
+            flag = f"--speculative-{dest.replace('_', '-')}"
+            refuse(flag, f"{flag} changes nothing without --speculative-algorithm: give both, or neither.")
+        return {}
+    flag = f"--speculative-algorithm {name}"
+    if device.kind != "cpu":
+        refuse(
+            "--speculative-algorithm",
+            f"{flag}: on {device.kind} a step samples each request once, behind its last token; verifying drafts is "
+            "built for the CPU. Instead: --device cpu, or leave it out (answers are the same).",
+        )
+    if not generates:
+        refuse("--speculative-algorithm", f"{flag}: this model generates no text. Leave it out.")
+    return {
+        "speculative_algorithm": name,
+        "num_draft_tokens": flags.get("speculative_num_draft_tokens") or DRAFT_TOKENS,
+        "ngram_longest": flags.get("speculative_ngram_max_trie_depth"),
+    }
 
 
 def attention_backend(asked: str | None, device: DeviceFacts, compiled: bool = True) -> tuple[str, str]:

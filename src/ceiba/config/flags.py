@@ -58,6 +58,8 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "--hicache-storage-prefetch-retry-poll-interval": (1, 2**31 - 1),
     "--hicache-storage-prefetch-retry-max-attempts": (0, 2**31 - 1),
     "--constrained-json-max-whitespace-cnt": (1, 4096),
+    "--speculative-num-draft-tokens": (2, 256),
+    "--speculative-ngram-max-trie-depth": (3, 1024),
 }
 """Numbers a flag takes, both ends included."""
 

@@ -64,6 +64,10 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
     "metrics": ("this option of the metrics is not built", "--enable-metrics serves /metrics with the default ones"),
     "mis": ("scoring several items in one sequence is not built", "send one request per item"),
     "multimodal": ("multimodal models are not built", "serve a text model"),
+    "ngram": (
+        "NGRAM guesses one chain of tokens from the request's text and the prefix cache, and keeps no trie or corpus",
+        "--speculative-num-draft-tokens and --speculative-ngram-max-trie-depth work",
+    ),
     "nodes": ("serving over several machines is not built", "run one server per machine behind a load balancer"),
     "numa": ("binding to NUMA nodes is not built", "start the server under numactl"),
     "offload": ("offloading weights is not built", "use a smaller or a quantized (GGUF) model"),
@@ -88,7 +92,10 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
     "skip_tokenizer": ("running without a tokenizer is not built", "send token ids as the prompt: that works"),
     "sliding_window": ("a pool of its own for sliding-window layers is not built", "leave it out"),
     "sparse": ("sparse and latent (MLA) attention are not built", "serve a Llama or Qwen2 model"),
-    "speculative": ("speculative decoding is not built", "leave it out: answers are the same, only slower"),
+    "speculative": (
+        "speculative decoding with a draft model is not built",
+        "--speculative-algorithm NGRAM needs none, or leave it out: answers are the same",
+    ),
     "templates": (
         "this choice of template is not built",
         "--chat-template takes a file or a name among the model's own; templates from requests are never accepted",
@@ -112,7 +119,12 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
+_DRAFT_MODEL: Final = "it needs a draft model or trained draft heads, which are not built"
+
 VALUES_NEED: Final[dict[str, dict[str, str]]] = {
+    "--speculative-algorithm": dict.fromkeys(
+        ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH", "DSPARK", "UNO"), _DRAFT_MODEL
+    ),
     "--hicache-storage-backend": {
         "hf3fs": "it needs a 3FS cluster and its client (hf3fs_fuse), for which there is no package to build against",
         "aibrix": "it needs an AIBrix KV cluster and its package (aibrix-kvcache), which brings a CUDA build of torch",

@@ -105,6 +105,11 @@ class SchedulerConfig(Record, frozen=True, kw_only=True):
     prefill_decode_interval: int = 0
     """Decode steps between two prefill steps, while enough requests decode."""
     prefill_decode_interval_min_bs: int = 0
+    speculative_algorithm: Literal["NGRAM"] | None = None
+    num_draft_tokens: int = 0
+    """Tokens of a request that a step of speculative decoding verifies, its last known one among them."""
+    ngram_longest: int = 18
+    """Tokens by which NGRAM compares places of a text."""
     jump_forward: bool = True
     """Whether tokens that a grammar forces are computed together instead of one a step."""
     random_seed: int = 0

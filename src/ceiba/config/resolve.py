@@ -28,6 +28,7 @@ from ceiba.config.choose import (
     refuse,
     requested_device,
     schedule_policy,
+    speculative,
 )
 from ceiba.config.env import LOG_LEVELS, Env
 from ceiba.config.flags import Flags
@@ -489,6 +490,7 @@ def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
         fair_share_weights=weights,
         prefill_decode_interval=flags.get("prefill_decode_interval") or 0,
         prefill_decode_interval_min_bs=flags.get("prefill_decode_interval_min_bs"),
+        **speculative(flags, work.device, work.model.is_generation),
         jump_forward=not flags.get("disable_jump_forward"),
         random_seed=flags.get("random_seed") or 0,
         in_batch_check_threshold=32 if check is None else check,

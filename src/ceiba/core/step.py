@@ -61,8 +61,9 @@ class StepPlan:
     """One forward pass over B segments: prefill segments first, then decode segments (one token each).
 
     The last ``num_jumps`` prefill segments are of rows that decode: each begins with the token that its row sampled
-    last, and the others, which a grammar forced, are output that was not sampled. They count for penalties and for the
-    position of noise as if they were.
+    last. Of the others some were forced by a grammar, output that was not sampled: they count for penalties and for the
+    position of noise as if they were. The last ``drafts`` of them are guesses: the runner samples behind each, goes on
+    while what it sampled is the next guess, and what it computed behind a wrong one was never there.
 
     Segment i computes positions [starts[i], starts[i] + lengths[i]) of row rows[i]; its tokens and the KV slots that
     receive them lie back to back in ``tokens`` and ``slots``. The runner appends the slots to the row's slot table.
@@ -85,6 +86,16 @@ class StepPlan:
     """[3, T] for mrope; None means starts + offset."""
     groups: list[PrefixGroup] = field(default_factory=list)
     num_jumps: int = 0
+    drafts: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    """[num_jumps]: how many of each jump's tokens are guesses; empty where none of the step's are."""
+
+    @property
+    def lanes(self) -> Int32:
+        """[S]: behind how many of its last tokens each sampled segment is sampled."""
+        lanes = np.ones(len(self.rows), np.int32)
+        if len(self.drafts):
+            lanes[self.num_prefill - self.num_jumps : self.num_prefill] += self.drafts
+        return lanes[self.samples]
 
     @property
     def jumps(self) -> range:
@@ -106,6 +117,8 @@ class TokenMasks:
 
     rows: Int32
     bits: Int32
+    lanes: Int32 | None = None
+    """[M]: behind how many of its drafts the row is sampled with these; None: behind none."""
 
 
 @dataclass(slots=True)
@@ -139,10 +152,11 @@ class StepOutput:
     """[sum(counts), max top]"""
     top_values: np.ndarray | None = None
     fixed_values: dict[int, np.ndarray] = field(default_factory=dict)
-    """row -> float32 [counts, len(token_ids)]"""
+    """row -> float32 [its count, len(token_ids)]"""
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
     faults: dict[int, str] = field(default_factory=dict)
-    """row -> why this row alone failed (non-finite logits, empty mask)."""
+    """row -> why this row alone failed (non-finite logits, empty mask). A fault behind a draft is none: the row stops
+    before it, and its next step meets it again if that is where it goes."""
 
 
 class StepHandle(Protocol):

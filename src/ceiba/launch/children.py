@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from ceiba.config.records import Config
+from ceiba.config.records import Config, SchedulerConfig
 from ceiba.core.errors import CeibaError
 from ceiba.core.step import Runner, RunnerInfo
 from ceiba.launch.starting import DETOKENIZER, SCHEDULER
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ceiba.grammar.base import Vocabulary
     from ceiba.grammar.provider import Provider
     from ceiba.scheduler.grammar import GrammarProvider
+    from ceiba.spec.base import Drafter
 
 _PR_SET_PDEATHSIG = 1
 
@@ -121,7 +122,12 @@ def run_scheduler(boot: Boot, status: StatusWriter) -> None:
     # The scheduler gives back only handles and states that these two made, which the protocols cannot say.
     grammar = make_grammar(config, runner.info)
     scheduler = Scheduler(
-        config.scheduler, cast(Runner, runner), port, grammar=cast("GrammarProvider | None", grammar), tiers=tiers
+        config.scheduler,
+        cast(Runner, runner),
+        port,
+        grammar=cast("GrammarProvider | None", grammar),
+        tiers=tiers,
+        drafter=make_drafter(config.scheduler),
     )
     status.send(Ready(msgspec.to_builtins(runner.info)))
     try:
@@ -190,6 +196,15 @@ def make_grammar(config: Config, info: RunnerInfo) -> Provider | None:
         return make_vocabulary(open_tokenizer(config), info.vocab_size, info.eos_ids)
 
     return Provider(config.grammar, vocabulary)
+
+
+def make_drafter(config: SchedulerConfig) -> Drafter | None:
+    """Who guesses tokens for speculative decoding, if anybody does."""
+    if config.speculative_algorithm is None:
+        return None
+    from ceiba.spec.ngram import NgramDrafter
+
+    return NgramDrafter(config.ngram_longest)
 
 
 def run_detokenizer(boot: Boot, status: StatusWriter) -> None:

@@ -36,7 +36,7 @@ class StepInputs:
 
     ``tokens`` int32 [T] (FUTURE where unknown), ``token_rows`` int64 [T], ``positions`` int64 [T], ``slots`` int64 [T],
     ``rows`` int32 [B], ``kv_lens`` int32 [B], ``offsets`` int32 [B + 1], ``select`` int64 [S]: the last token of each
-    sampled segment. ``has_future`` says whether any token is unknown.
+    sampled segment, and the tokens before its drafts. ``has_future`` says whether any token is unknown.
     """
 
     PER_TOKEN = {
@@ -79,7 +79,8 @@ class StepInputs:
         if self._copied is not None:
             self._copied.synchronize()
         total, count = plan.num_tokens, plan.num_segments
-        self._reserve(total, count)
+        lanes = plan.lanes if len(plan.drafts) else None
+        self._reserve(total, count if lanes is None else max(count, int(lanes.sum())))
         host = {name: buffer.host for name, buffer in self._buffers.items()}
         host["tokens"][:total] = plan.tokens
         host["slots"][:total] = plan.slots
@@ -96,6 +97,9 @@ class StepInputs:
             host["token_rows"][:total] = plan.rows
             host["positions"][:total] = plan.starts
         last = offsets[1 : count + 1][plan.samples]
+        if lanes is not None:
+            ends = np.cumsum(lanes)
+            last = np.repeat(last - ends, lanes) + np.arange(1, ends[-1] + 1)
         sampled = len(last)
         np.subtract(last, 1, out=host["select"][:sampled])
         self.has_future = bool((plan.tokens < 0).any())

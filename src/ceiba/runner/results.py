@@ -65,6 +65,19 @@ class Copier:
             self._event.synchronize()
 
 
+class ReadyResult:
+    """Values that are on the host already."""
+
+    def __init__(self, output: StepOutput) -> None:
+        self._output = output
+
+    def ready(self) -> bool:
+        return True
+
+    def wait(self) -> StepOutput:
+        return self._output
+
+
 class PendingResult:
     """See ``core.step.StepResult``."""
 

@@ -226,12 +226,13 @@ class Rows:
         """Count the tokens of a plan's jumps that no row sampled as output."""
         first = plan.num_prefill - plan.num_jumps
         rows, lengths = plan.rows[first : plan.num_prefill], plan.lengths[first : plan.num_prefill]
-        self.out_pos.index_add_(0, self._tensor(rows), self._tensor(lengths - 1))
+        known = lengths - plan.drafts if len(plan.drafts) else lengths
+        self.out_pos.index_add_(0, self._tensor(rows), self._tensor(known - 1))
         at = int(plan.lengths[:first].sum())
-        for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
+        for row, length, end in zip(rows.tolist(), lengths.tolist(), known.tolist(), strict=True):
             line = self.counts.line.get(row)
             if line is not None:
-                tokens = self._tensor(plan.tokens[at + 1 : at + length])
+                tokens = self._tensor(plan.tokens[at + 1 : at + end])
                 self.counts.add(torch.full_like(tokens, line), tokens)
             at += length
 

@@ -19,7 +19,7 @@ from ceiba.checkpoint.base import Checkpoint
 from ceiba.checkpoint.packed_cache import PackedCache
 from ceiba.config.records import Config
 from ceiba.core.errors import ConfigError
-from ceiba.core.step import RunnerInfo, StepPlan, TokenMasks
+from ceiba.core.step import RunnerInfo, StepOutput, StepPlan, TokenMasks
 from ceiba.dist import Group
 from ceiba.memory.pool import KVPool
 from ceiba.models.decoder import Decoder
@@ -29,9 +29,10 @@ from ceiba.runner.host_sampler import HostSampler
 from ceiba.runner.inputs import StepInputs
 from ceiba.runner.logprobs import PromptBlock, block_size, logprobs, prompt_block
 from ceiba.runner.memory_check import final_slots
-from ceiba.runner.results import DeviceValues, PendingResult
-from ceiba.runner.rows import Rows
-from ceiba.runner.sampler import sample
+from ceiba.runner.results import DeviceValues, PendingResult, ReadyResult
+from ceiba.runner.rows import Rows, SamplingBatch
+from ceiba.runner.sampler import Sampled, sample
+from ceiba.spec.verify import verify
 
 if TYPE_CHECKING:
     from ceiba.runner.device_path import DevicePath
@@ -54,7 +55,7 @@ class ForwardHandle:
     rows: np.ndarray
     """[S] rows that sample"""
     logits: torch.Tensor
-    """[S, vocab]"""
+    """[sum of the plan's lanes, vocab]"""
     hidden: torch.Tensor | None
     """[T, hidden]; None for a captured decode step"""
     launched: Any = None
@@ -177,14 +178,27 @@ class ModelRunner:
             )
         )
         hidden = self.model.forward(ids, inputs.positions, self.attention, self.pool)
-        sampled = plan.rows[plan.samples]
-        last = hidden if len(sampled) == len(hidden) else hidden.index_select(0, inputs.select)
+        last = hidden if len(inputs.select) == len(hidden) else hidden.index_select(0, inputs.select)
         logits = self.model.logits(last)
-        self._count(plan, len(sampled))
-        return ForwardHandle(plan, sampled, logits, hidden)
+        self._count(plan, len(last))
+        return ForwardHandle(plan, plan.rows[plan.samples], logits, hidden)
 
     @torch.inference_mode()
-    def sample(self, handle: ForwardHandle, masks: TokenMasks | None = None) -> PendingResult:
+    def sample(self, handle: ForwardHandle, masks: TokenMasks | None = None) -> PendingResult | ReadyResult:
+        plan = handle.plan
+        if len(plan.drafts) and self._device_path is None:
+
+            def choose(rows: np.ndarray, lines: np.ndarray, masks: TokenMasks | None, first: bool) -> StepOutput:
+                logits = handle.logits.index_select(0, torch.from_numpy(lines))
+                part = ForwardHandle(plan, rows, logits, handle.hidden)
+                return PendingResult(self._values(part, masks, first), self.device).wait()
+
+            return ReadyResult(verify(plan, masks, choose))
+        return PendingResult(self._values(handle, masks, True), self.device)
+
+    def _values(self, handle: ForwardHandle, masks: TokenMasks | None, first: bool) -> DeviceValues:
+        """Sample once for each of the handle's rows. Unless it is for the ``first`` time in a step, tokens of rows at
+        fault are not recorded, and prompts have had theirs."""
         batch = self.rows.batch(handle.rows)
         values = DeviceValues(handle.plan.step, handle.rows)
         if self._device_path is not None:
@@ -192,7 +206,7 @@ class ModelRunner:
             raw, values.packed, values.tokens = found.raw, found.result, found.tokens
         else:
             chosen = self._sample(handle.logits, batch, self.rows, masks)
-            self.rows.sampled(batch, chosen.tokens)
+            self._record(batch, chosen, first)
             raw, values.tokens, values.faults = chosen.raw, chosen.tokens, chosen.faults
         wanted = batch.logprob_segments
         if wanted is not None and raw is not None:
@@ -204,9 +218,16 @@ class ModelRunner:
             values.logprobs = logprobs(raw, tokens, batch.top, [(index, ids) for index, _, ids in fixed])
             values.logprob_segments = wanted
             values.fixed_rows = {index: row for index, row, _ in fixed}
-        if handle.plan.num_prefill:
+        if handle.plan.num_prefill and first:
             values.prompt = self._prompt_logprobs(handle)
-        return PendingResult(values, self.device)
+        return values
+
+    def _record(self, batch: SamplingBatch, chosen: Sampled, first: bool) -> None:
+        sound = chosen.faults == 0
+        if first or bool(sound.all()):
+            self.rows.sampled(batch, chosen.tokens)
+        elif bool(sound.any()):
+            self.rows.sampled(self.rows.batch(batch.rows[sound.numpy()]), chosen.tokens[sound])
 
     def _prompt_logprobs(self, handle: ForwardHandle) -> list[tuple[int, PromptBlock]]:
         """Of this step's prefill segments: the hidden state at position p predicts the prompt token at p + 1."""

@@ -38,6 +38,8 @@ class PrefillSegment:
     last: bool
     """Whether the row's known tokens end here, so that the next one can be sampled."""
     slots: Int32
+    drafts: Int32 | None = None
+    """Guesses that stand behind the known tokens; they count in ``length``."""
 
 
 class Admission:

@@ -24,6 +24,7 @@ from ceiba.core.step import (
     StepPlan,
     TokenMasks,
 )
+from ceiba.spec.verify import verify
 
 MULTIPLIER = 6364136223846793005
 """Knuth's multiplier (MMIX): position p weighs its token with the p-th power, modulo 2**64."""
@@ -170,16 +171,38 @@ class FakeRunner:
         assert isinstance(handle, FakeHandle)
         plan = handle.plan
         rows = plan.rows[plan.samples]
+        output = self._verify(plan, masks) if len(plan.drafts) else self._choose(plan, rows, masks, True)
+        output.prompt_logprobs = handle.prompt_logprobs
+        return FakeResult(output, handle.done_at, self.clock, self.eager)
+
+    def _choose(self, plan: StepPlan, rows: Int32, masks: TokenMasks | None, first: bool) -> StepOutput:
+        if not first:
+            self._length[rows] += 1
         state = self._kv[self._table[rows, self._length[rows] - 1]]
         tokens = (mix(state) % np.uint64(self.info.vocab_size)).astype(np.int32)
         output = StepOutput(step=plan.step, rows=rows, counts=np.ones(len(rows), np.int32), tokens=tokens)
         if self._special or masks is not None:
-            self._sample_special(output, state, masks)
-        self._last[rows] = tokens
+            self._sample_special(output, state, masks, first)
         for row in [row for row in self.fault_rows if row in rows]:
             output.faults[row] = self.fault_rows.pop(row)
-        output.prompt_logprobs = handle.prompt_logprobs
-        return FakeResult(output, handle.done_at, self.clock, self.eager)
+        if output.faults and not first:  # they stop before this draft
+            sound = ~np.isin(rows, list(output.faults))
+            self._length[rows[~sound]] -= 1
+            rows, tokens = rows[sound], tokens[sound]
+        self._last[rows] = tokens
+        return output
+
+    def _verify(self, plan: StepPlan, masks: TokenMasks | None) -> StepOutput:
+        jumping = plan.rows[plan.jumps.start : plan.jumps.stop]
+        ends = self._length[jumping]
+        self._length[jumping] -= plan.drafts
+        output = verify(plan, masks, lambda rows, lines, masks, first: self._choose(plan, rows, masks, first))
+        if self.strict:
+            for row, end in zip(jumping.tolist(), ends.tolist(), strict=True):
+                kept = int(self._length[row])
+                self._users[self._table[row, kept:end]] -= 1
+                self._rows[row].chain = self._rows[row].chain[:kept]
+        return output
 
     def stats(self) -> dict[str, float]:
         return dict(self._counters)
@@ -225,7 +248,7 @@ class FakeRunner:
         if i in plan.jumps:
             if tokens[0] != self._last[row] or self._last[row] == FUTURE:
                 raise PlanError(f"row {row} jumps from token {tokens[0]}, and sampled {self._last[row]} last")
-            self._rows[row].produced += length - 1
+            self._rows[row].produced += length - 1 - self._drafts(plan, i)
         elif not np.array_equal(tokens, known.tokens[start : start + length]):
             raise PlanError(
                 f"row {row}: prefill tokens [{start}, {start + length}) are not the ones it was opened with"
@@ -236,6 +259,10 @@ class FakeRunner:
         self._write(np.array([row], np.int32), start, length, slots, states)
         if known.logprob.prompt_start >= 0:
             self._prompt_logprobs(row, start, length, before, states, logprobs)
+
+    @staticmethod
+    def _drafts(plan: StepPlan, i: int) -> int:
+        return int(plan.drafts[i - plan.jumps.start]) if len(plan.drafts) else 0
 
     def _decode(self, plan: StepPlan, at: int) -> None:
         rows, starts = plan.rows[plan.num_prefill :], plan.starts[plan.num_prefill :]
@@ -282,6 +309,10 @@ class FakeRunner:
         jumps = slice(plan.num_prefill - plan.num_jumps, plan.num_prefill)
         if plan.num_jumps > plan.num_prefill or (lengths[jumps] < 2).any() or not plan.samples[jumps].all():
             raise PlanError("a jump is shorter than two tokens or samples none")
+        if len(plan.drafts) and (
+            len(plan.drafts) != plan.num_jumps or (plan.drafts < 0).any() or (plan.drafts >= lengths[jumps]).any()
+        ):
+            raise PlanError("drafts do not fit their segments")
         if (lengths <= 0).any() or (lengths[plan.num_prefill :] != 1).any():
             raise PlanError("a segment is empty or a decode segment is longer than one token")
         if not self.strict:
@@ -304,7 +335,7 @@ class FakeRunner:
 
     # ── values ───────────────────────────────────────────────────────────────
 
-    def _sample_special(self, output: StepOutput, state: np.ndarray, masks: TokenMasks | None) -> None:
+    def _sample_special(self, output: StepOutput, state: np.ndarray, masks: TokenMasks | None, first: bool) -> None:
         allowed = {} if masks is None else dict(zip(masks.rows.tolist(), masks.bits, strict=True))
         specs: dict[int, LogprobSpec] = {}
         for i, row in enumerate(output.rows.tolist()):
@@ -321,6 +352,7 @@ class FakeRunner:
                 token = (token + 1) % self.info.vocab_size
             else:
                 output.faults[row] = "no token is allowed"
+                entry.produced -= not first
             output.tokens[i] = token
             if entry.opened.logprob.output:
                 specs[i] = entry.opened.logprob

@@ -31,6 +31,7 @@ from ceiba.core.step import Int32, Runner, StepPlan, TokenMasks
 from ceiba.core.tiers import TierIO
 from ceiba.scheduler.admission import Admission
 from ceiba.scheduler.control import Controls
+from ceiba.scheduler.drafts import Drafts
 from ceiba.scheduler.fair import FairShare
 from ceiba.scheduler.grammar import Compiling, GrammarProvider, broken
 from ceiba.scheduler.heartbeat import INTERVAL, Beat, HeartbeatThread
@@ -45,6 +46,7 @@ from ceiba.scheduler.results import Flight, Results
 from ceiba.scheduler.rows import RowTable
 from ceiba.scheduler.stats import Counters, Gauges
 from ceiba.scheduler.waiting import WaitingQueue
+from ceiba.spec.base import Drafter
 
 log = logging.getLogger("ceiba.scheduler")
 
@@ -71,6 +73,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         grammar: GrammarProvider | None = None,
         tiers: TierIO | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         info = runner.info
         self.config = config
@@ -99,9 +102,12 @@ class Scheduler:
         if isinstance(cache, TieredCache) and config.hicache is not None:
             self.hicache = HiCache(config.hicache, cache, self.leases, self.admission.future, clock)
             self.admission.hicache = self.hicache
-        self.planner = Planner(config, self.admission)
+        self.drafts: Drafts | None = None
+        if drafter is not None and config.num_draft_tokens > 1:
+            self.drafts = Drafts(drafter, config.num_draft_tokens - 1, self.rows, self.leases, self.counters)
+        self.planner = Planner(config, self.admission, self.drafts)
         self.outbox = Outbox(self.rows, config.stream_interval)
-        self.results = Results(self.admission, self.outbox, info.eos_ids)
+        self.results = Results(self.admission, self.outbox, info.eos_ids, self.drafts)
         self.gauges = Gauges(
             self.counters, self.rows, self.queue, self.leases, self.admission.ratio, runner, self._throughput
         )
@@ -113,6 +119,7 @@ class Scheduler:
             lambda: (self.gauges.tokens_used, self.gauges.usage),
             runner,
             clock,
+            drafts=self.drafts is not None,
         )
         self.controls = Controls(self)
         self.stopped = False
@@ -171,7 +178,8 @@ class Scheduler:
     def stats(self) -> dict[str, float]:
         """Gauges and totals for metrics and /server_info."""
         tiers = {} if self.hicache is None else self.hicache.stats()
-        return {**self.gauges.read(), **tiers, "num_grammar_queue_reqs": float(len(self.compiling))}
+        drafts = {} if self.drafts is None else self.drafts.stats()
+        return {**self.gauges.read(), **tiers, **drafts, "num_grammar_queue_reqs": float(len(self.compiling))}
 
     def abort(self, rids: list[str], *, reason: str, message: str) -> None:
         """End these requests in whatever state they are. With reason ``stop`` the detokenizer has reported the end."""
@@ -255,7 +263,12 @@ class Scheduler:
     def _plan(self, now: float) -> StepPlan | None:
         """The next plan, applying results first where that costs nothing or the plan depends on them."""
         flights = self._flights
-        if flights and (self.admission.holding or self._result_ready(flights[-1]) or self._prefills_apart(flights[-1])):
+        if flights and (
+            self.admission.holding
+            or self._result_ready(flights[-1])
+            or self._prefills_apart(flights[-1])
+            or self._drafts_wait(flights[-1])
+        ):
             self._apply(0)
         if not self._requests:
             return None
@@ -286,7 +299,7 @@ class Scheduler:
             seconds = now - max(flight.launched_at, self._device_free_at)
             self.counters.forward_seconds += seconds
             self._device_free_at = now
-            if self.hicache is not None and flight.plan.num_prefill == flight.plan.num_segments:
+            if self.hicache is not None and flight.plan.num_prefill - flight.plan.num_jumps == flight.plan.num_segments:
                 self.hicache.cost.computed(flight.plan.num_tokens, seconds)
             if self.admission.pacer is not None:
                 decode = flight.plan.num_segments - flight.plan.num_prefill
@@ -300,6 +313,8 @@ class Scheduler:
         wanted = rows.constrained[plan.rows] & plan.samples & (rows.epoch[plan.rows] == flight.epochs)
         if not wanted.any():
             return None
+        if len(plan.drafts):
+            return self._masks_of_drafts(plan, np.flatnonzero(wanted))
         masked, at = plan.rows[wanted], (plan.starts + plan.lengths)[wanted]
         bits = np.zeros((len(masked), -(-self.runner.info.vocab_size // 32)), np.int32)
         ahead = rows.known[masked] > at
@@ -308,6 +323,34 @@ class Scheduler:
             bits[ahead, token >> 5] = np.left_shift(1, token & 31).astype(np.uint32).view(np.int32)
             return self._filled(masked, bits, np.flatnonzero(~ahead))
         return self._filled(masked, bits, np.arange(len(masked)))
+
+    def _masks_of_drafts(self, plan: StepPlan, segments: np.ndarray) -> TokenMasks:
+        """Of constrained ``segments`` whose tokens are all known: a mask behind each draft, which the grammars accept
+        on trial. That nothing is allowed behind a draft is found out in the row's next step, if it goes there."""
+        drafts = np.zeros(plan.num_segments, np.int32)
+        drafts[plan.jumps.start : plan.jumps.stop] = plan.drafts
+        masked = plan.rows[segments]
+        words = -(-self.runner.info.vocab_size // 32)
+        first = self._filled(masked, np.zeros((len(segments), words), np.int32), np.arange(len(segments)))
+        rows, bits, lanes = [masked], [first.bits], [np.zeros(len(segments), np.int32)]
+        ends = np.cumsum(plan.lengths)
+        for i, row in zip(segments.tolist(), masked.tolist(), strict=True):
+            request, count = self.rows.requests[row], int(drafts[i])
+            if request is None or request.grammar is None or not count:  # None: ended just now, by its empty mask
+                continue
+            state, part = request.grammar, np.zeros((count, words), np.int32)
+            assert self.grammar is not None
+            taken = 0
+            for lane, token in enumerate(plan.tokens[ends[i] - count : ends[i]].tolist()):
+                if not state.accept(token):
+                    break
+                taken += 1
+                self.grammar.fill([state], part[lane : lane + 1])
+            state.rollback(taken)
+            rows.append(np.full(count, row, np.int32))
+            bits.append(part)
+            lanes.append(np.arange(1, count + 1, dtype=np.int32))
+        return TokenMasks(np.concatenate(rows), np.concatenate(bits), np.concatenate(lanes))
 
     def _filled(self, masked: Int32, bits: Int32, which: np.ndarray) -> TokenMasks:
         """The masks of the rows ``masked``, those at ``which`` from their grammars."""
@@ -378,6 +421,11 @@ class Scheduler:
         if self.config.consecutive_prefill_overlap or flight.plan.num_prefill == flight.plan.num_jumps:
             return False
         return len(self.queue) > 0 or self.admission.partial is not None
+
+    def _drafts_wait(self, flight: Flight) -> bool:
+        """Where the rows of a step with drafts go on is not known before its result, nor what to guess for a row before
+        its last token: while guessing pays, steps do not overlap."""
+        return self.drafts is not None and (len(flight.plan.drafts) > 0 or self.drafts.wanted())
 
     def _throughput(self) -> float:
         return self.steps.throughput

@@ -15,6 +15,7 @@ from ceiba.cache.keys import Int32
 from ceiba.config.records import SchedulerConfig
 from ceiba.core.step import FUTURE, RowOpen, StepPlan
 from ceiba.scheduler.admission import Admission, PrefillSegment
+from ceiba.scheduler.drafts import Drafts
 from ceiba.scheduler.groups import PrefixGroups
 from ceiba.scheduler.preempt import Preemptor
 from ceiba.scheduler.retract import Retractor
@@ -29,7 +30,7 @@ class DecodePart:
     tokens: Int32
     slots: Int32
     jumps: list[PrefillSegment] = field(default_factory=list)
-    """Running rows with more than one known token to compute, and their tokens."""
+    """Running rows with more than one known or guessed token to compute."""
 
     @property
     def num_tokens(self) -> int:
@@ -49,9 +50,10 @@ class NeedResult(Exception):
 
 
 class Planner:
-    def __init__(self, config: SchedulerConfig, admission: Admission) -> None:
+    def __init__(self, config: SchedulerConfig, admission: Admission, drafts: Drafts | None = None) -> None:
         self.config = config
         self.admission = admission
+        self.drafts = drafts
         self.rows = admission.rows
         self.leases = admission.leases
         self.retractor = Retractor(config.retraction_policy, admission)
@@ -141,9 +143,12 @@ class Planner:
             return _NO_DECODE
         self.leases.cause = "decode"
         jumps: list[PrefillSegment] = []
+        drafts = {} if in_flight else self._drafts(rows)
         ahead = self.rows.known[rows] - self.leases.launched[rows] > 1
+        if drafts:
+            ahead |= np.isin(rows, list(drafts))
         if ahead.any():
-            jumps = self._jump(rows[ahead])
+            jumps = self._jump(rows[ahead], drafts)
             rows = rows[~ahead]
             if not len(rows):
                 return DecodePart(_NONE, _NONE, _NONE, _NONE, jumps)
@@ -163,18 +168,33 @@ class Planner:
     def _distance(self, row: int) -> int:
         return int(self.rows.known[row] - self.leases.launched[row])
 
-    def _jump(self, rows: Int32) -> list[PrefillSegment]:
-        """Launch the known tokens of rows whose grammar forced some; whoever does not fit into a step waits for the
-        next."""
-        room = self.config.chunked_prefill_size if self.config.chunked_prefill_size > 0 else MAX_JUMP_TOKENS
+    def _drafts(self, rows: Int32) -> dict[int, Int32]:
+        """Guesses for the rows, where they cost nobody room: not in the step, and not in the pool."""
+        drafts = self.drafts
+        if drafts is None:
+            return {}
+        room = self._step_room() - int((self.rows.known[rows] - self.leases.launched[rows]).sum())
+        spare = self.leases.available - self._shortfall(rows)
+        if room <= 0 or spare < len(rows) * (drafts.most + self.leases.page_size):
+            return {}
+        return drafts.propose(rows, room)
+
+    def _step_room(self) -> int:
+        return self.config.chunked_prefill_size if self.config.chunked_prefill_size > 0 else MAX_JUMP_TOKENS
+
+    def _jump(self, rows: Int32, drafts: dict[int, Int32]) -> list[PrefillSegment]:
+        """Launch the known tokens of rows whose grammar forced some, and drafts; whoever does not fit into a step
+        waits for the next."""
+        room = self._step_room()
         segments: list[PrefillSegment] = []
         for row in rows.tolist():
-            length = self._distance(row)
+            guesses = drafts.get(row)
+            length = self._distance(row) + (0 if guesses is None else len(guesses))
             room -= length
             if room < 0 and segments:
                 break
             start = int(self.leases.launched[row])
-            segments.append(PrefillSegment(row, start, length, True, self.leases.extend(row, length)))
+            segments.append(PrefillSegment(row, start, length, True, self.leases.extend(row, length), guesses))
         return segments
 
     def _turns(self, rows: Int32, limit: int | None) -> Int32:
@@ -206,7 +226,7 @@ class Planner:
             starts = _join([s.start for s in segments], starts)
             lengths = _join([s.length for s in segments], lengths)
             samples = np.concatenate([np.array(wants, bool), samples])
-            tokens = np.concatenate([*(table.tokens[s.row, s.start : s.start + s.length] for s in segments), tokens])
+            tokens = np.concatenate([*(part for s in segments for part in self._tokens(s)), tokens])
             slots = np.concatenate([*(s.slots for s in segments), slots])
         return StepPlan(
             step=self._step,
@@ -221,7 +241,18 @@ class Planner:
             closed=self.rows.take_closed(),
             groups=self._groups.find(decode.rows, len(segments)) if self._groups and len(decode.rows) > 1 else [],
             num_jumps=len(decode.jumps),
+            drafts=self._draft_counts(decode.jumps),
         )
+
+    def _tokens(self, segment: PrefillSegment) -> list[Int32]:
+        guesses = [] if segment.drafts is None else [segment.drafts]
+        end = segment.start + segment.length - sum(map(len, guesses))
+        return [self.rows.tokens[segment.row, segment.start : end], *guesses]
+
+    @staticmethod
+    def _draft_counts(jumps: list[PrefillSegment]) -> Int32:
+        counts = [0 if segment.drafts is None else len(segment.drafts) for segment in jumps]
+        return np.array(counts, np.int32) if any(counts) else _NONE
 
 
 def _join(head: list[int], tail: Int32) -> Int32:

@@ -25,6 +25,8 @@ class StepLog:
         usage: Callable[[], tuple[int, float]],
         runner: Runner,
         clock: Callable[[], float],
+        *,
+        drafts: bool = False,
     ) -> None:
         self._interval = max(1, interval)
         self._rows, self._queue, self._counters = rows, queue, counters
@@ -34,6 +36,9 @@ class StepLog:
         self._clock = clock
         self._since = clock()
         self._tokens = 0
+        self._drafts = drafts
+        self._before = (0, 0, 0)
+        """Decode rows, drafts and right ones at the last decode line."""
         self.throughput = 0.0
         """Output tokens per second between the last two decode lines."""
 
@@ -50,6 +55,7 @@ class StepLog:
             counters.prefill_forwards += 1
             if log.isEnabledFor(logging.INFO):
                 self._prefill_line(plan, prefill_tokens)
+        counters.decode_rows += decode
         if decode:
             counters.decode_forwards += 1
             if counters.decode_forwards % self._interval == 0:
@@ -78,7 +84,17 @@ class StepLog:
         tokens, usage = self._usage()
         before, self._graphs = self._graphs, self._runner.stats().get("graph_hits", 0.0)
         log.info(
-            "Decode batch. #running-req: %d, #token: %d, token usage: %.2f, cuda graph: %s, "
+            "Decode batch. #running-req: %d, #token: %d, token usage: %.2f, %scuda graph: %s, "
             "gen throughput (token/s): %.2f, #queue-req: %d",
-            self._rows.num_used, tokens, usage, self._graphs > before, self.throughput, len(self._queue),
+            self._rows.num_used, tokens, usage, self._acceptance(), self._graphs > before, self.throughput,
+            len(self._queue),
         )  # fmt: skip
+
+    def _acceptance(self) -> str:
+        """What drafts have brought since the last line, where there are any."""
+        if not self._drafts:
+            return ""
+        counters, (rows, drafted, right) = self._counters, self._before
+        self._before = (counters.decode_rows, counters.spec_draft_tokens, counters.spec_accepted_tokens)
+        length, rate = counters.accept_length(rows, right), counters.accept_rate(drafted, right)
+        return f"accept len: {length:.2f}, accept rate: {rate:.2f}, "

@@ -21,6 +21,7 @@ from ceiba.scheduler.logprobs import LogprobBuffer
 
 if TYPE_CHECKING:
     from ceiba.scheduler.grammar import GrammarState
+    from ceiba.spec.base import Guesser
 
 
 class State(IntEnum):
@@ -70,6 +71,10 @@ class Request:
     deadline: float | None = None
     """When it must have left the queue for the first time."""
     grammar: GrammarState | None = None
+    guesser: Guesser | None = None
+    """Guesses its next tokens from those it has; made when it is first asked."""
+    on_path: bool = True
+    """Whether its tokens may still be the beginning of what the prefix cache holds."""
     jumps: bool = False
     """Whether tokens that its grammar forces are taken over without sampling them."""
     compiling: bool = False

@@ -14,6 +14,7 @@ from ceiba.cache.keys import Int32
 from ceiba.core.messages import Finish
 from ceiba.core.step import PromptLogprobs, StepOutput, StepPlan, StepResult
 from ceiba.scheduler.admission import Admission
+from ceiba.scheduler.drafts import Drafts
 from ceiba.scheduler.grammar import broken
 from ceiba.scheduler.output import Outbox
 from ceiba.scheduler.request import Request
@@ -37,12 +38,15 @@ Ended = list[tuple[Request, Finish]]
 
 
 class Results:
-    def __init__(self, admission: Admission, outbox: Outbox, eos_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, admission: Admission, outbox: Outbox, eos_ids: tuple[int, ...], drafts: Drafts | None = None
+    ) -> None:
         self.admission = admission
         self.rows = admission.rows
         self.leases = admission.leases
         self.counters = admission.counters
         self.outbox = outbox
+        self.drafts = drafts
         self._eos = np.array(eos_ids, np.int32)
 
     def apply(self, flight: Flight, output: StepOutput) -> Ended:
@@ -56,10 +60,8 @@ class Results:
                 live[at] = False
                 ended.append((rows.request(row), Finish(kind="error", message=why, status=500)))
         every = live.all()
-        self.leases.commit(
-            plan.rows if every else plan.rows[live],
-            plan.starts + plan.lengths if every else (plan.starts + plan.lengths)[live],
-        )
+        ends = self._judged(plan, live, output) if len(plan.drafts) else plan.starts + plan.lengths
+        self.leases.commit(plan.rows if every else plan.rows[live], ends if every else ends[live])
         for i in range(plan.num_prefill - plan.num_jumps):
             if live[i]:
                 ended += self._prefilled(plan, i, output.prompt_logprobs.get(int(plan.rows[i])))
@@ -67,6 +69,19 @@ class Results:
                     live[i] = False
         ended += self._sampled(plan, live, output)
         return ended
+
+    def _judged(self, plan: StepPlan, live: np.ndarray, output: StepOutput) -> Int32:
+        """How far each segment's positions hold what its row really has, int32 [B]; the others are taken back."""
+        ends = plan.starts + plan.lengths
+        right = np.zeros(plan.num_segments, np.int32)
+        right[plan.samples] = output.counts - 1
+        for i, drafted in zip(plan.jumps, plan.drafts.tolist(), strict=True):
+            if drafted and live[i]:
+                ends[i] += right[i] - drafted
+                self.leases.take_back(plan.rows[i : i + 1], ends[i : i + 1])
+                if self.drafts is not None:
+                    self.drafts.judge(int(plan.rows[i]), drafted, int(right[i]))
+        return ends
 
     def _prefilled(self, plan: StepPlan, i: int, logprobs: PromptLogprobs | None) -> Ended:
         row = int(plan.rows[i])
@@ -108,17 +123,38 @@ class Results:
         return ""
 
     def _sampled(self, plan: StepPlan, live: np.ndarray, output: StepOutput) -> Ended:
-        rows = self.rows
+        """Take over one token a row, and then those behind its right drafts, one of each row at a time."""
         expected = plan.rows if plan.samples.all() else plan.rows[plan.samples]
-        if len(output.tokens) != len(expected) or not np.array_equal(output.rows, expected):
+        counts = output.counts
+        if not np.array_equal(output.rows, expected) or len(output.tokens) != counts.sum() or not counts.all():
             raise RuntimeError(
                 f"step {plan.step}: {len(output.tokens)} tokens came back for {len(expected)} sampled segments"
             )
         kept = live[plan.samples]
-        self.counters.dropped_tokens += int(len(kept) - np.count_nonzero(kept))
+        self.counters.dropped_tokens += int(counts[~kept].sum())
         at = (plan.starts + plan.lengths)[plan.samples]
-        kept &= rows.known[expected] == at  # else a grammar forced this token before it came back
-        row, token, at = expected[kept], output.tokens[kept], at[kept]
+        if len(plan.drafts):
+            at -= plan.lanes - 1
+        first = np.cumsum(counts) - counts
+        ended: Ended = []
+        for lane in range(int(counts.max(initial=0))):
+            ended += self._taken(expected, at, first, lane, kept & (counts > lane), output)
+            if ended:
+                kept &= ~np.isin(expected, [request.row for request, _ in ended])
+        row, table = expected[kept], self.rows
+        self.outbox.report(row[table.known[row] - table.reported[row] >= table.interval[row]])
+        return ended
+
+    def _taken(
+        self, expected: Int32, at: Int32, index: np.ndarray, lane: int, kept: np.ndarray, output: StepOutput
+    ) -> Ended:
+        """Token ``lane`` of each of the ``kept`` of the rows ``expected``, whose first ones are number ``index`` of
+        ``output`` and belong to positions ``at``."""
+        rows = self.rows
+        at, index = at + lane, index + lane
+        kept = kept & (rows.known[expected] == at)  # else a grammar forced this token before it came back
+        row, at, index = expected[kept], at[kept], index[kept]
+        token = output.tokens[index]
         if not len(row):
             return []
         rows.tokens[row, at] = token
@@ -132,7 +168,7 @@ class Results:
         ended: Ended = []
         done = full | stopped
         for i in np.flatnonzero(rows.special[row]).tolist():
-            finish = self._special(row[i], token[i], int(np.flatnonzero(kept)[i]), bool(free_to_end[i]), output)
+            finish = self._special(row[i], token[i], int(index[i]), lane, bool(free_to_end[i]), output)
             if finish is not None:
                 ended.append((rows.request(int(row[i])), finish))
                 done[i] = True
@@ -146,15 +182,15 @@ class Results:
             ended.append((rows.request(int(row[i])), Finish(kind="stop", matched=int(token[i]))))
         for i in np.flatnonzero(full & ~stopped).tolist():
             ended.append((rows.request(int(row[i])), Finish(kind="length")))
-        due = ~done & (rows.known[row] - rows.reported[row] >= rows.interval[row])
-        self.outbox.report(row[due])
         return ended
 
-    def _special(self, row: int, token: int, index: int, free_to_end: bool, output: StepOutput) -> Finish | None:
+    def _special(
+        self, row: int, token: int, index: int, lane: int, free_to_end: bool, output: StepOutput
+    ) -> Finish | None:
         """Own stop ids, log-probabilities and the grammar of one row; the end that they bring, if any."""
         request = self.rows.request(int(row))
         if request.logprob.output:
-            self._add_output_logprob(request, int(row), index, output)
+            self._add_output_logprob(request, int(row), index, lane, output)
         if free_to_end and int(token) in request.end_ids:
             return Finish(kind="stop", matched=int(token))
         grammar = request.grammar
@@ -192,11 +228,11 @@ class Results:
                 return Finish(kind="length")
         return None
 
-    def _add_output_logprob(self, request: Request, row: int, index: int, output: StepOutput) -> None:
+    def _add_output_logprob(self, request: Request, row: int, index: int, lane: int, output: StepOutput) -> None:
         if output.logprobs is None:
             raise RuntimeError(f"request {request.rid} wants log-probabilities and the runner sent none")
         part: slice = slice(index, index + 1)
-        fixed: Int32 | None = output.fixed_values.get(row) if request.logprob.token_ids else None
+        fixed: Int32 | None = output.fixed_values[row][lane : lane + 1] if request.logprob.token_ids else None
         request.output_logprobs.add(
             output.logprobs[part],
             request.logprob.top,

@@ -24,6 +24,8 @@ class Counters:
     prefill_tokens: int = 0
     """Prompt tokens computed (retracted ones count again)."""
     decode_tokens: int = 0
+    decode_rows: int = 0
+    """Rows of all decode steps: without forced or guessed tokens as many as there are tokens."""
     prompt_tokens: int = 0
     """Prompt tokens of admitted requests, cached or not."""
     cached_tokens: int = 0
@@ -32,6 +34,11 @@ class Counters:
     """Tokens of outputs."""
     jumped_tokens: int = 0
     """Of those, forced by a grammar and never sampled."""
+    spec_verify_calls: int = 0
+    """Times that a row's drafts were verified."""
+    spec_draft_tokens: int = 0
+    spec_accepted_tokens: int = 0
+    """Of those, right."""
     dropped_tokens: int = 0
     """Sampled after a request's end, because results come one step late."""
     requests_received: int = 0
@@ -63,6 +70,16 @@ class Counters:
         self.retractions += 1
         self.retracted_input_tokens += request.prompt_len
         self.retracted_output_tokens += produced
+
+    def accept_length(self, rows: int = 0, accepted: int = 0) -> float:
+        """Tokens that a row gets from a step in the mean, its right drafts and one more; since start or since there
+        were so many decode ``rows`` and ``accepted`` drafts. 0 where nothing was decoded."""
+        since = self.decode_rows - rows
+        return 1 + (self.spec_accepted_tokens - accepted) / since if since > 0 else 0.0
+
+    def accept_rate(self, drafted: int = 0, accepted: int = 0) -> float:
+        """Share of drafts that were right, likewise."""
+        return (self.spec_accepted_tokens - accepted) / max(1, self.spec_draft_tokens - drafted)
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)

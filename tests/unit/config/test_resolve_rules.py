@@ -367,3 +367,29 @@ def test_online_quantization_is_refused_where_it_cannot_apply() -> None:
     ):
         with pytest.raises(ConfigError, match=why):
             build({"--quantization": "int4", **options.pop("flags", {})}, **options)
+
+
+def test_speculation_is_resolved() -> None:
+    found = build({"--speculative-algorithm": "NGRAM"}).scheduler
+    assert (found.speculative_algorithm, found.num_draft_tokens, found.ngram_longest) == ("NGRAM", 16, 18)
+    line = {"--speculative-num-draft-tokens": 5, "--speculative-ngram-max-trie-depth": 7}
+    found = build({"--speculative-algorithm": "NGRAM", **line}).scheduler
+    assert (found.num_draft_tokens, found.ngram_longest) == (5, 7)
+    assert build({}).scheduler.speculative_algorithm is None
+
+
+@pytest.mark.parametrize(
+    ("line", "device", "named"),
+    [
+        ({"--speculative-num-draft-tokens": 5}, cpu(), "without --speculative-algorithm"),
+        ({"--speculative-ngram-max-trie-depth": 5}, cpu(), "without --speculative-algorithm"),
+        ({"--speculative-algorithm": "NGRAM"}, gpu(80), "on cuda a step samples each request once"),
+        ({"--speculative-algorithm": "EAGLE"}, cpu(), "needs a draft model"),
+        ({"--speculative-algorithm": "NGRAMS"}, cpu(), "Did you mean NGRAM"),
+        ({"--speculative-algorithm": "NGRAM", "--speculative-num-draft-tokens": 1}, cpu(), "from 2 to 256"),
+        ({"--speculative-algorithm": "NGRAM", "--speculative-ngram-match-type": "PROB"}, cpu(), "one chain of tokens"),
+    ],
+)
+def test_speculation_that_cannot_be_is_refused(line: dict[str, Any], device: DeviceFacts, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        build(line, device=device)

@@ -42,7 +42,7 @@ def test_help_of_serve_lists_what_works(capsys: pytest.CaptureFixture[str]) -> N
     main(["serve", "--help"])
     out = capsys.readouterr().out
     assert "--max-running-requests, --max-num-seqs INT" in out
-    assert "--speculative-algorithm" not in out
+    assert "--speculative-eagle-topk" not in out
     assert max(map(len, out.splitlines())) <= 120
 
 
@@ -92,11 +92,11 @@ def test_flags_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_flags_filter_and_all(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["flags", "--json", "--all", "SPECULATIVE-ALGO"]) == 0
+    assert main(["flags", "--json", "--all", "SPECULATIVE-EAGLE"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["status"] == "refused"
     assert "Instead" in row["description"]
-    assert main(["flags", "speculative-algo"]) == 1
+    assert main(["flags", "speculative-eagle"]) == 1
     assert "--all looks" in capsys.readouterr().out
 
 
