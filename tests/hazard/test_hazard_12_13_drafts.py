@@ -108,6 +108,7 @@ class Dead:
     """Anything for so many tokens, and then nothing is allowed."""
 
     terminated = False
+    problem = ""
     LIFE = 5
 
     def __init__(self) -> None:
@@ -128,12 +129,31 @@ class Dead:
         return []
 
 
+class Grown(Dead):
+    """Meets a limit when it is asked what follows its fifth token, and cannot go back then, as llguidance."""
+
+    def fill(self, bits: np.ndarray) -> bool:
+        self.problem = self.problem or "too many items" * (self.accepted >= self.LIFE)
+        return super().fill(bits) and not self.problem
+
+    def accept(self, token: int) -> bool:
+        return not self.problem and super().accept(token)
+
+    def rollback(self, count: int) -> None:
+        if self.problem:
+            raise ValueError(self.problem)
+        super().rollback(count)
+
+
 class DeadTicket:
+    def __init__(self, kind: type[Dead]) -> None:
+        self.kind = kind
+
     def ready(self) -> bool:
         return True
 
     def state(self) -> Dead:
-        return Dead()
+        return self.kind()
 
     def cancel(self) -> None:
         pass
@@ -141,7 +161,7 @@ class DeadTicket:
 
 class Grammars:
     def create(self, sampling):
-        return DeadTicket()
+        return DeadTicket(Grown if sampling.regex == "grown" else Dead)
 
     def fill(self, states, bits):
         return np.array([state.fill(row) for state, row in zip(states, bits, strict=True)])
@@ -153,8 +173,11 @@ def test_nothing_allowed_behind_a_draft_fails_one_request_when_it_gets_there(ove
         grammar=Grammars(), drafter=FakeDrafter(continued, 1.0, VOCAB), num_draft_tokens=4, overlap=overlap
     )
     world.ask("dead", prompt(1, 10), max_new_tokens=20, ignore_eos=True, regex="dead")
+    world.ask("grown", prompt(2, 10), max_new_tokens=20, ignore_eos=True, regex="grown")
     world.ask("free", prompt(3, 10), max_new_tokens=40)
     settle(world)
+    grown = world.answer("grown").finish
+    assert (grown.status, grown.code) == (400, "grammar_too_complex")
     assert world.answer("dead").finish.kind == "error"
     assert "no next token" in world.answer("dead").finish.message
     assert world.answer("dead").tokens == continued(np.array(prompt(1, 10)), Dead.LIFE).tolist()

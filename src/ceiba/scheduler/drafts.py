@@ -11,6 +11,7 @@ import numpy as np
 
 from ceiba.cache.lease import LeaseTable
 from ceiba.core.step import Int32
+from ceiba.scheduler.grammar import undo
 from ceiba.scheduler.request import Request
 from ceiba.scheduler.rows import RowTable
 from ceiba.scheduler.stats import Counters
@@ -126,5 +127,5 @@ def _fitting(request: Request, guesses: list[int]) -> int:
                 break
         fitting += 1
     if grammar is not None and taken:
-        grammar.rollback(taken)
+        undo(grammar, taken)
     return fitting

@@ -6,6 +6,7 @@ library stands behind them.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -36,7 +37,8 @@ class GrammarState(Protocol):
         """Advance by a sampled token; False when the grammar does not allow it (the state is then unchanged)."""
 
     def rollback(self, count: int) -> None:
-        """Take back the last ``count`` accepted tokens, for drafts that were not kept."""
+        """Take back the last ``count`` accepted tokens, for drafts that were not kept. ValueError where a limit was
+        reached in between."""
 
     def forced_tokens(self) -> list[int]:
         """The tokens that must come next, where there is only one way to go on; often none."""
@@ -48,6 +50,13 @@ def broken(state: GrammarState, why: str) -> Finish:
         message = f"the grammar became too complex to go on with: {state.problem}"
         return Finish(kind="error", status=400, message=message, code="grammar_too_complex")
     return Finish(kind="error", status=500, message=why)
+
+
+def undo(state: GrammarState, count: int) -> None:
+    """Take back ``count`` tokens that were accepted on trial. A state that met a limit on the way cannot: it says so
+    when it is asked for its next mask or token, and its request ends then."""
+    with contextlib.suppress(ValueError):
+        state.rollback(count)
 
 
 class GrammarTicket(Protocol):

@@ -33,7 +33,7 @@ from ceiba.scheduler.admission import Admission
 from ceiba.scheduler.control import Controls
 from ceiba.scheduler.drafts import Drafts
 from ceiba.scheduler.fair import FairShare
-from ceiba.scheduler.grammar import Compiling, GrammarProvider, broken
+from ceiba.scheduler.grammar import Compiling, GrammarProvider, broken, undo
 from ceiba.scheduler.heartbeat import INTERVAL, Beat, HeartbeatThread
 from ceiba.scheduler.hicache import HiCache
 from ceiba.scheduler.intake import Intake
@@ -346,7 +346,7 @@ class Scheduler:
                     break
                 taken += 1
                 self.grammar.fill([state], part[lane : lane + 1])
-            state.rollback(taken)
+            undo(state, taken)
             rows.append(np.full(count, row, np.int32))
             bits.append(part)
             lanes.append(np.arange(1, count + 1, dtype=np.int32))
