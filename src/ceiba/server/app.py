@@ -37,7 +37,7 @@ from ceiba.server import (
     unavailable,
 )
 from ceiba.server.anthropic import routes as anthropic
-from ceiba.server.auth import Access, AccessTable, AuthMiddleware
+from ceiba.server.auth import Access, AccessTable, AuthMiddleware, is_loopback
 from ceiba.server.decode import decoded, read
 from ceiba.server.files import routes as files
 from ceiba.server.files.batches import Endpoint
@@ -107,6 +107,8 @@ def create_app(front: Front, config: Config | None = None) -> FastAPI:
         table=routes.table,
         api_key=config.server.api_key,
         admin_api_key=config.server.admin_api_key,
+        own_machine=is_loopback(config.server.host),
+        origins=tuple(config.server.allowed_origins),
     )
     if config.server.allowed_origins:
         app.add_middleware(
@@ -176,10 +178,11 @@ def _inference(routes: Routes, front: Front) -> None:
         wanted, many = native.engine_request(body, front, request.headers)
         scheduling.apply(body, front, wanted)
         shape = native.GenerateShape(body, wanted, front, texts, many)
+        advice = hint_header(hints_of(body))
         if body.session_params is None:
-            return Answer(front, wanted, shape, hint_header(hints_of(body)))
+            return Answer(front, wanted, shape, advice)
         turn = await conversations.continued(sessions.described(body.session_params), wanted)
-        return sessions.SessionAnswer(front, wanted, shape, turn)
+        return sessions.SessionAnswer(front, wanted, shape, turn, advice)
 
     async def tokenize(request: Request) -> Response:
         answer = await native.tokenize(await read(request, native_schemas.TokenizeRequest), front)

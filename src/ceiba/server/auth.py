@@ -58,8 +58,21 @@ class AccessTable:
 
 
 class AuthMiddleware:
-    def __init__(self, app: ASGIApp, table: AccessTable, api_key: str | None, admin_api_key: str | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        table: AccessTable,
+        api_key: str | None,
+        admin_api_key: str | None,
+        *,
+        own_machine: bool = False,
+        origins: tuple[str, ...] = (),
+    ) -> None:
+        """``own_machine``: the server listens on loopback only, so that without a key a web page is the one stranger
+        who could reach it. ``origins``: pages that may."""
         self._app = app
+        self._own_machine = own_machine
+        self._origins = origins
         self._table = table
         self._api_key = api_key.encode() if api_key else None
         self._admin_key = admin_api_key.encode() if admin_api_key else None
@@ -83,6 +96,12 @@ class AuthMiddleware:
         if level == Access.OPEN:
             return None
         if self._api_key is None and self._admin_key is None:
+            if level == Access.USER and self._own_machine and _from_foreign_page(scope, self._origins):
+                return Forbidden(
+                    "a web page of another site may not use this server: start it with --allowed-origins ORIGIN (and "
+                    "call it as localhost), or with --api-key.",
+                    code="foreign_page",
+                )
             if level == Access.USER or _from_here(scope):
                 return None
             if not self._table.known(path):
@@ -145,6 +164,32 @@ def _from_here(scope: Scope) -> bool:
         if name == b"host" and not _is_local_name(value):
             return False
     return True
+
+
+def _from_foreign_page(scope: Scope, origins: tuple[str, ...]) -> bool:
+    """Whether a browser sends this for a page of another site: under a name that was made to resolve to loopback, or
+    as a request that no page needs leave for. What only reads needs leave (CORS) for its answer to be seen."""
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    if _FORWARDED & headers.keys():
+        return False  # a proxy of ours stands before the server
+    host, origin = headers.get(b"host", b""), headers.get(b"origin")
+    if host and not _is_local_name(host):
+        return True
+    if scope["method"] in {"GET", "HEAD", "OPTIONS"}:
+        return False
+    if origin is None:
+        return headers.get(b"sec-fetch-site") == b"cross-site"
+    if "*" in origins or origin.decode("latin-1") in origins:
+        return False
+    return not _is_loopback_origin(origin) and origin.partition(b"://")[2] != host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server that listens on ``host`` can be reached from this machine only."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _is_local_name(host: bytes) -> bool:

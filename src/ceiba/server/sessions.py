@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -26,6 +26,8 @@ from ceiba.server.sse import Answer, Shape
 
 MAX_SESSIONS = 4096
 MAX_TURNS = 1024
+MAX_BYTES = 256 << 20
+"""Token ids of all turns of all sessions."""
 DEFAULT_TIMEOUT = 3600.0
 """Seconds without a turn after which a session is closed."""
 
@@ -68,6 +70,10 @@ class _Turn:
     answer: np.ndarray
     parent: str | None
 
+    @property
+    def size(self) -> int:
+        return self.prompt.nbytes + self.answer.nbytes
+
 
 @dataclass(slots=True)
 class _Session:
@@ -76,6 +82,8 @@ class _Session:
     used: float
     turns: dict[str, _Turn] = field(default_factory=dict)
     busy: bool = False
+    held: int = 0
+    """Bytes of the turns."""
 
 
 class Sessions:
@@ -136,6 +144,13 @@ class Sessions:
             raise BadRequest(
                 f"the session has {MAX_TURNS} turns: send replace: true, or open another.", param="session_params"
             )
+        held = sum(other.held for other in self._sessions.values())
+        if held >= MAX_BYTES:
+            raise Overloaded(
+                f"the turns of all sessions hold {held >> 20} MiB, the server's limit: close sessions, or send "
+                "replace: true.",
+                code="sessions_full",
+            )
         entry = request.inputs[0]
         session.busy = True
         try:
@@ -170,7 +185,8 @@ class Sessions:
         if turn.params.replace:
             _forget_after(session, turn.params.rid)
         answer = np.asarray(choice.token_ids, np.int32)
-        session.turns[turn.rid] = _Turn(choice.prompt, answer, turn.params.rid)
+        made = session.turns[turn.rid] = _Turn(choice.prompt, answer, turn.params.rid)
+        session.held += made.size
 
     def _expire(self) -> None:
         now = self._clock()
@@ -211,7 +227,8 @@ def _forget_after(session: _Session, rid: str | None) -> None:
         changed = bool(late)
         gone |= late
     for name in gone - {rid}:
-        session.turns.pop(str(name), None)
+        forgotten = session.turns.pop(str(name), None)
+        session.held -= forgotten.size if forgotten is not None else 0
 
 
 class Turn:
@@ -264,8 +281,10 @@ class SessionShape(Shape):
 class SessionAnswer(Answer):
     """An answer that lets go of its session however it ends, also when the client leaves."""
 
-    def __init__(self, front: Front, request: EngineRequest, shape: Shape, turn: Turn) -> None:
-        super().__init__(front, request, SessionShape(shape, turn))
+    def __init__(
+        self, front: Front, request: EngineRequest, shape: Shape, turn: Turn, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(front, request, SessionShape(shape, turn), headers)
         self._turn = turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

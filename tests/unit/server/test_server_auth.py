@@ -183,3 +183,45 @@ def test_an_undeclared_path_is_an_admin_path():
     }
     assert {path: table.level(path) for path in expected} == expected
     assert not any(table.known(p) for p in itertools.chain(["/c", "/", ""]))
+
+
+FOREIGN = "https://evil.example"
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "allowed"),
+    [
+        ("POST", {}, True),
+        ("POST", {"origin": "http://localhost:8000"}, True),
+        ("POST", {"origin": "https://app.example", "sec-fetch-site": "cross-site"}, True),
+        ("POST", {"host": "mybox:30000", "origin": "http://mybox:30000"}, True),
+        ("POST", {"origin": FOREIGN}, False),
+        ("POST", {"origin": "null"}, False),
+        ("POST", {"origin": "https://app.example.evil.example"}, False),
+        ("POST", {"sec-fetch-site": "cross-site"}, False),
+        ("POST", {"host": "evil.example:30000", "origin": "http://evil.example:30000"}, False),
+        ("GET", {"origin": FOREIGN}, True),
+        ("GET", {"host": "evil.example:30000"}, False),
+        ("GET", {"host": "ceiba.example", "x-forwarded-for": "10.0.0.1"}, True),
+        ("POST", {"host": "ceiba.example", "forwarded": "for=10.0.0.1", "origin": "https://ceiba.example"}, True),
+    ],
+)
+async def test_pages_of_other_sites_cannot_use_a_server_without_a_key(method, headers, allowed):
+    """Neither by a name that resolves to loopback (DNS rebinding: they could read the answers) nor blindly."""
+    path, body = ("/v1/models", None) if method == "GET" else ("/v1/completions", {"prompt": "x", "max_tokens": 1})
+    async with make_world(make_config(allowed_origins=("https://app.example",))) as world:
+        reply = await world.client.request(method, path, json=body, headers=headers)
+        assert reply.status_code == (200 if allowed else 403), reply.text
+        assert len(world.engine.received) == (1 if allowed and body else 0)
+        assert (await world.client.get("/health", headers=headers)).status_code == 200
+    key = {"authorization": f"Bearer {KEY}"}
+    async with make_world(make_config(api_key=KEY)) as world:
+        reply = await world.client.request(method, path, json=body, headers=headers | key)
+        assert reply.status_code == 200, "a key says enough"
+
+
+async def test_a_server_for_others_asks_no_questions_about_names():
+    async with make_world(make_config(host="0.0.0.0")) as world:
+        headers = {"host": "ceiba.default.svc"}
+        reply = await world.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=headers)
+        assert reply.status_code == 200

@@ -227,3 +227,15 @@ async def test_limits_of_sessions():
         two = {**generate("", session_params={"id": name}), "text": ["a", "b"]}
         await world.post("/generate", two, 400)
         assert any(isinstance(message, Control) for message in world.ports.seen) is False
+
+
+async def test_the_turns_of_all_sessions_have_one_budget(monkeypatch):
+    async with scheduled_world(cache_pin_budget=400) as world:
+        first, second = [await world.post("/open_session", {}) for _ in range(2)]
+        turn = await world.post("/generate", generate("abc", session_params={"id": first}))
+        monkeypatch.setattr("ceiba.server.sessions.MAX_BYTES", 16)
+        error = (await world.post("/generate", generate("x", session_params={"id": second}), 503))["error"]
+        assert error["code"] == "sessions_full"
+        assert turn["meta_info"]["id"]
+        await world.post("/close_session", {"session_id": first})
+        await world.post("/generate", generate("x", session_params={"id": second}))
