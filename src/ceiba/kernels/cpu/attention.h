@@ -173,11 +173,25 @@ inline void scores(const float* q, const float* keys, int m, int dim, int count,
     }
 }
 
-// A tile's keys or values as float32 [TILE, dim].
+constexpr int SLOTS_AHEAD = 8;
+
+// Asks for `bytes` of memory. Slots of one request lie apart, so that no processor foresees which comes next.
+inline void fetch(const uint8_t* from, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at);
+}
+
+// A tile's keys or values as float32 [TILE, dim]. Meanwhile what lies in `next` at the same slots is asked for, or null.
 template <Kv K, bool STEPS>
-inline void read_tile(const uint8_t* from, const int32_t* slots, int64_t stride, int dim, int count, float* out) {
+inline void read_tile(const uint8_t* from, const uint8_t* next, const int32_t* slots, int64_t stride, int dim, int count,
+                      float* out) {
+  int64_t bytes = kv_bytes<K>(dim);
+  for (int j = 0; next && j < imin(SLOTS_AHEAD, count); j++) fetch(from + slots[j] * stride, bytes);
   for (int j = 0; j < count; j++) {
     const uint8_t* head = from + slots[j] * stride;
+    if (next) {
+      if (j + SLOTS_AHEAD < count) fetch(from + slots[j + SLOTS_AHEAD] * stride, bytes);
+      fetch(next + slots[j] * stride, bytes);
+    }
     for (int d = 0; d < dim; d += W) {
       vf value = kv_load<K>(head, d);
       store(out + j * dim + d, STEPS && K == Kv::I8 ? value * kv_step<K>(head, dim) : value);
@@ -238,7 +252,7 @@ void attend_tile(const AttentionShape& shape, const void* k, const void* v, cons
   int64_t head_bytes = kv_bytes<K>(dim), stride = shape.kv_heads * head_bytes;
   const uint8_t *keys = static_cast<const uint8_t*>(k) + kv_head * head_bytes;
   const uint8_t *values = static_cast<const uint8_t*>(v) + kv_head * head_bytes;
-  read_tile<K, true>(keys, slots, stride, dim, count, tile);
+  read_tile<K, true>(keys, values, slots, stride, dim, count, tile);
   scores(q, tile, m, dim, count, r.score);
   if (limit)
     for (int i = 0; i < m; i++)
@@ -253,7 +267,7 @@ void attend_tile(const AttentionShape& shape, const void* k, const void* v, cons
     weigh_rows(r.score, [&](int j, int d) __attribute__((always_inline)) { return kv_load<K>(values + slots[j] * stride, d); },
                m, count, r.out, dim);
   } else {
-    read_tile<K, false>(values, slots, stride, dim, count, tile);
+    read_tile<K, false>(values, nullptr, slots, stride, dim, count, tile);
     weigh_rows(r.score, [&](int j, int d) __attribute__((always_inline)) { return load(tile + j * dim + d); }, m, count,
                r.out, dim);
   }

@@ -42,27 +42,21 @@ CEIBA_INLINE vi odd_pair(vb w) {
   return (vi)((vh)w >> 8);
 }
 
-// Calls fn(word of x, pair) for the pairs of groups [G0, G1) of a block, vector v.
-template <Kind K, int G0, int G1, class Fn>
-CEIBA_INLINE void each_pair(const uint8_t* body, int v, const Fn& fn) {
+// Pair `word` of a block, vector v.
+template <Kind K>
+CEIBA_INLINE vi pair_of(const uint8_t* body, int word, int v) {
   using C = Codec<K>;
   if constexpr (C::NIBBLES) {
-    CEIBA_UNROLL
-    for (int c = G0 / 2; c < G1 / 2; c++) {
-      vb w = load_bytes(body + C::BLOCK - 256 + 64 * c + v * W * 4);
-      fn(4 * c, (vi)w & 0x000f000f);
-      fn(4 * c + 1, (vi)((vu)w >> 8) & 0x000f000f);
-      fn(4 * c + 2, (vi)((vu)w >> 4) & 0x000f000f);
-      fn(4 * c + 3, (vi)((vh)w >> 12));
+    vb w = load_bytes(body + C::BLOCK - 256 + 64 * (word / 4) + v * W * 4);
+    switch (word % 4) {
+      case 0: return (vi)w & 0x000f000f;
+      case 1: return (vi)((vu)w >> 8) & 0x000f000f;
+      case 2: return (vi)((vu)w >> 4) & 0x000f000f;
+      default: return (vi)((vh)w >> 12);
     }
   } else {
-    vb extra = C::extra(body, G0 / 4, v);
-    CEIBA_UNROLL
-    for (int g = G0; g < G1; g++) {
-      vb w = C::group(body, g, v, extra);
-      fn(2 * g, even_pair<C::SIGNED>(w));
-      fn(2 * g + 1, odd_pair<C::SIGNED>(w));
-    }
+    vb w = C::group(body, word / 2, v, C::extra(body, word / 8, v));
+    return word % 2 ? odd_pair<C::SIGNED>(w) : even_pair<C::SIGNED>(w);
   }
 }
 
@@ -83,58 +77,7 @@ CEIBA_INLINE int32_t word_at(const int16_t* q, int word) {
 template <bool HALVES>
 CEIBA_INLINE float sum_of(const BlockFacts& facts, int h) { return HALVES ? facts.sums[h] : facts.sum; }
 
-constexpr int PREFETCH_AHEAD = 2048;
-
-// acc [MT, 16] += x · panelᵀ
-template <Kind K, int MT>
-void wide_few(const uint8_t* panel, const WideRows& x, int64_t cols, float* acc) {
-  using C = Codec<K>;
-  constexpr int PARTS = C::HALVES ? 2 : 1;
-  vf total[MT][NV];
-  CEIBA_UNROLL
-  for (int i = 0; i < MT; i++) {
-    CEIBA_UNROLL
-    for (int v = 0; v < NV; v++) total[i][v] = load(acc + i * LANES + v * W);
-  }
-  const uint8_t *head = panel, *body = panel + C::HEAD;
-  for (int64_t b = 0; b < cols / 32; b++, body += C::BLOCK) {
-    if (C::SUPER > 1 && b > 0 && b % C::SUPER == 0) {
-      head = body;
-      body += C::HEAD;
-    }
-    for (int line = 0; line < C::BLOCK; line += 64) __builtin_prefetch(body + PREFETCH_AHEAD + line);
-    vi sum[PARTS][MT][NV] = {};
-    CEIBA_UNROLL
-    for (int v = 0; v < NV; v++) {
-      auto add = [&](int part) __attribute__((always_inline)) {
-        return [&, part](int word, vi pair) __attribute__((always_inline)) {
-          CEIBA_UNROLL
-          for (int i = 0; i < MT; i++)
-            sum[part][i][v] = pair_step(sum[part][i][v], pair, word_at(x.q + i * cols + 32 * b, word));
-        };
-      };
-      each_pair<K, 0, C::HALVES ? 4 : 8>(body, v, add(0));
-      if constexpr (C::HALVES) each_pair<K, 4, 8>(body, v, add(1));
-    }
-    CEIBA_UNROLL
-    for (int v = 0; v < NV; v++) {
-      Scales s;
-      C::scales(head, body, v, s);
-      CEIBA_UNROLL
-      for (int h = 0; h < PARTS; h++) {
-        CEIBA_UNROLL
-        for (int i = 0; i < MT; i++)
-          total[i][v] = fold<C::SIGNED>(total[i][v], sum[h][i][v], s.scale[h], s.shift[h], x.facts[i * cols / 32 + b].scale,
-                                        sum_of<C::HALVES>(x.facts[i * cols / 32 + b], h));
-      }
-    }
-  }
-  CEIBA_UNROLL
-  for (int i = 0; i < MT; i++) {
-    CEIBA_UNROLL
-    for (int v = 0; v < NV; v++) store(acc + i * LANES + v * W, total[i][v]);
-  }
-}
+constexpr int PREFETCH_AHEAD = 2048;  // bytes
 
 struct BlockScales {
   float scale[2][LANES], shift[2][LANES];
@@ -159,41 +102,95 @@ struct WideBlocks {
   BlockScales scales[DEPTH / 32];
 };
 
+// acc [MT, 16] += x · (block b)ᵀ, whose pairs and scales `words` gives: pair(word, v), scale(h, v), shift(h, v).
+template <bool SIGNED, bool HALVES, int MT, class Words>
+CEIBA_INLINE void wide_block(const Words& words, const int16_t* q, const BlockFacts* facts, int64_t cols, float* acc) {
+  constexpr int PARTS = HALVES ? 2 : 1, WORDS = 16 / PARTS;
+  const int16_t* at[MT];
+  CEIBA_UNROLL
+  for (int i = 0; i < MT; i++) {
+    at[i] = q + i * cols;
+    asm("" : "+r"(at[i]));
+  }
+  CEIBA_UNROLL
+  for (int h = 0; h < PARTS; h++) {
+    vi sum[MT][NV] = {};
+    CEIBA_UNROLL
+    for (int word = 0; word < WORDS; word++) {
+      vi pair[NV];
+      CEIBA_UNROLL
+      for (int v = 0; v < NV; v++) pair[v] = words.pair(WORDS * h + word, v);
+      CEIBA_UNROLL
+      for (int i = 0; i < MT; i++) {
+        int32_t x = word_at(at[i], WORDS * h + word);
+        CEIBA_UNROLL
+        for (int v = 0; v < NV; v++) sum[i][v] = pair_step(sum[i][v], pair[v], x);
+      }
+    }
+    CEIBA_UNROLL
+    for (int i = 0; i < MT; i++) {
+      const BlockFacts& known = facts[i * (cols / 32)];
+      float d = known.scale, x_sum = sum_of<HALVES>(known, h);
+      CEIBA_UNROLL
+      for (int v = 0; v < NV; v++) {
+        float* to = acc + i * LANES + v * W;
+        store(to, fold<SIGNED>(load(to), sum[i][v], words.scale(h, v), words.shift(h, v), d, x_sum));
+      }
+    }
+  }
+}
+
 // acc [MT, 16] += x · (decoded blocks)ᵀ. Never inlined: its sums need all registers.
 template <bool SIGNED, bool HALVES, int MT>
 __attribute__((noinline)) void wide_micro(const WideBlocks& w, int64_t blocks, const int16_t* q, const BlockFacts* facts,
                                           int64_t cols, float* acc) {
-  constexpr int PARTS = HALVES ? 2 : 1, WORDS = 16 / PARTS;
-  for (int64_t b = 0; b < blocks; b++) {
-    CEIBA_UNROLL
-    for (int h = 0; h < PARTS; h++) {
-      vi sum[MT][NV] = {};
-      const int16_t* at = q + 32 * b + 32 / PARTS * h;
-      CEIBA_UNROLL
-      for (int word = 0; word < WORDS; word++) {
-        vi pair[NV];
-        CEIBA_UNROLL
-        for (int v = 0; v < NV; v++) pair[v] = load_words(w.pairs[b][WORDS * h + word] + v * W);
-        CEIBA_UNROLL
-        for (int i = 0; i < MT; i++) {
-          int32_t x = word_at(at + i * cols, word);
-          CEIBA_UNROLL
-          for (int v = 0; v < NV; v++) sum[i][v] = pair_step(sum[i][v], pair[v], x);
-        }
-      }
-      CEIBA_UNROLL
-      for (int i = 0; i < MT; i++) {
-        const BlockFacts& known = facts[i * (cols / 32) + b];
-        float d = known.scale, x_sum = sum_of<HALVES>(known, h);
-        CEIBA_UNROLL
-        for (int v = 0; v < NV; v++) {
-          float* to = acc + i * LANES + v * W;
-          store(to, fold<SIGNED>(load(to), sum[i][v], load(w.scales[b].scale[h] + v * W),
-                                 load(w.scales[b].shift[h] + v * W), d, x_sum));
-        }
-      }
+  struct Decoded {
+    const int32_t (*pairs)[LANES];
+    const BlockScales* s;
+    CEIBA_INLINE vi pair(int word, int v) const { return load_words(pairs[word] + v * W); }
+    CEIBA_INLINE vf scale(int h, int v) const { return load(s->scale[h] + v * W); }
+    CEIBA_INLINE vf shift(int h, int v) const { return load(s->shift[h] + v * W); }
+  };
+  for (int64_t b = 0; b < blocks; b++)
+    wide_block<SIGNED, HALVES, MT>(Decoded{w.pairs[b], w.scales + b}, q + 32 * b, facts + b, cols, acc);
+}
+
+// Where a panel is read.
+struct PanelAt {
+  const uint8_t *head, *body;
+  int64_t block;
+};
+
+// The same for the first rows, which decode the panel and leave it in `w` for the others: the processor multiplies while
+// it stores.
+template <Kind K, int MT>
+__attribute__((noinline)) void wide_first(PanelAt& panel, WideBlocks& w, int64_t blocks, const int16_t* q,
+                                          const BlockFacts* facts, int64_t cols, float* acc) {
+  using C = Codec<K>;
+  struct Decoding {
+    const uint8_t* body;
+    int32_t (*pairs)[LANES];
+    const BlockScales* s;
+    CEIBA_INLINE vi pair(int word, int v) const {
+      vi found = pair_of<K>(body, word, v);
+      store_words(pairs[word] + v * W, found);
+      return found;
     }
+    CEIBA_INLINE vf scale(int h, int v) const { return load(s->scale[h] + v * W); }
+    CEIBA_INLINE vf shift(int h, int v) const { return load(s->shift[h] + v * W); }
+  };
+  const uint8_t *head = panel.head, *body = panel.body;
+  for (int64_t b = 0; b < blocks; b++, body += C::BLOCK) {
+    int64_t at = panel.block + b;
+    if (C::SUPER > 1 && at > 0 && at % C::SUPER == 0) {
+      head = body;
+      body += C::HEAD;
+    }
+    for (int line = 0; line < C::BLOCK; line += 64) __builtin_prefetch(body + PREFETCH_AHEAD + line);
+    block_scales<K>(head, body, w.scales[b]);
+    wide_block<C::SIGNED, C::HALVES, MT>(Decoding{body, w.pairs[b], w.scales + b}, q + 32 * b, facts + b, cols, acc);
   }
+  panel = {head, body, panel.block + blocks};
 }
 
 #if defined(__AVX512F__)
@@ -202,35 +199,50 @@ constexpr int WIDE_ROWS = 12;
 constexpr int WIDE_ROWS = 6;      // 12 accumulators either way
 #endif
 
+// acc [MT, 16] += x · panelᵀ
+template <Kind K, int MT>
+void wide_few(const uint8_t* panel, const WideRows& x, int64_t cols, float* acc) {
+  using C = Codec<K>;
+  struct Reading {
+    const uint8_t* body;
+    Scales s[NV];
+    CEIBA_INLINE vi pair(int word, int v) const { return pair_of<K>(body, word, v); }
+    CEIBA_INLINE vf scale(int h, int v) const { return s[v].scale[h]; }
+    CEIBA_INLINE vf shift(int h, int v) const { return s[v].shift[h]; }
+  };
+  alignas(64) float total[MT * LANES];
+  std::memcpy(total, acc, sizeof total);
+  const uint8_t *head = panel, *body = panel + C::HEAD;
+  for (int64_t b = 0; b < cols / 32; b++, body += C::BLOCK) {
+    if (C::SUPER > 1 && b > 0 && b % C::SUPER == 0) {
+      head = body;
+      body += C::HEAD;
+    }
+    for (int line = 0; line < C::BLOCK; line += 64) __builtin_prefetch(body + PREFETCH_AHEAD + line);
+    Reading words{body, {}};
+    CEIBA_UNROLL
+    for (int v = 0; v < NV; v++) C::scales(head, body, v, words.s[v]);
+    wide_block<C::SIGNED, C::HALVES, MT>(words, x.q + 32 * b, x.facts + b, cols, total);
+  }
+  std::memcpy(acc, total, sizeof total);
+}
+
 template <Kind K>
 void wide_many(const uint8_t* panel, const WideRows& x, int64_t cols, int m, float* acc) {
   using C = Codec<K>;
   WideBlocks w;
-  const uint8_t *head = panel, *body = panel + C::HEAD;
+  PanelAt at{panel, panel + C::HEAD, 0};
   for (int64_t k0 = 0; k0 < cols; k0 += DEPTH) {
     int64_t blocks = lmin(DEPTH, cols - k0) / 32;
-    for (int64_t b = 0; b < blocks; b++, body += C::BLOCK) {
-      int64_t at = k0 / 32 + b;
-      if (C::SUPER > 1 && at > 0 && at % C::SUPER == 0) {
-        head = body;
-        body += C::HEAD;
-      }
-      // What the next part reads, so that it arrives while this one is multiplied.
-      for (int line = 0; line < C::BLOCK; line += 64) __builtin_prefetch(body + DEPTH / 32 * C::BLOCK + line);
-      CEIBA_UNROLL
-      for (int v = 0; v < NV; v++) {
-        auto keep = [&](int word, vi pair) __attribute__((always_inline)) { store_words(w.pairs[b][word] + v * W, pair); };
-        each_pair<K, 0, C::HALVES ? 4 : 8>(body, v, keep);
-        if constexpr (C::HALVES) each_pair<K, 4, 8>(body, v, keep);
-      }
-      block_scales<K>(head, body, w.scales[b]);
-    }
+    const int16_t* q = x.q + k0;
+    const BlockFacts* facts = x.facts + k0 / 32;
     int row = 0;
+    if (m >= WIDE_ROWS) wide_first<K, WIDE_ROWS>(at, w, blocks, q, facts, cols, acc), row = WIDE_ROWS;
+    else wide_first<K, 4>(at, w, blocks, q, facts, cols, acc), row = 4;
     auto rows = [&](auto count) {
       constexpr int MT = decltype(count)::value;
       for (; row + MT <= m; row += MT)
-        wide_micro<C::SIGNED, C::HALVES, MT>(w, blocks, x.q + row * cols + k0, x.facts + (row * cols + k0) / 32, cols,
-                                             acc + row * LANES);
+        wide_micro<C::SIGNED, C::HALVES, MT>(w, blocks, q + row * cols, facts + row * cols / 32, cols, acc + row * LANES);
     };
     rows(Count<WIDE_ROWS>{});
     rows(Count<4>{});
