@@ -467,9 +467,9 @@ def grouped_shapes(
         return GroupedShape(16, 64, 128, 3, 4), GroupedShape(16, 64, 128, 4, 4)
     if mean <= 24:
         return GroupedShape(32, 64, 128, 3, 4), GroupedShape(32, 64, 128, 3, 4)
-    if mean <= 96:
-        return GroupedShape(64, 128, 64, 4, 4), GroupedShape(64, 128, 64, 4, 4)
-    return GroupedShape(128, 128, 64, 4, 8), GroupedShape(128, 128, 64, 4, 8)
+    if mean <= 72:
+        return GroupedShape(64, 128, 64, 4, 4), GroupedShape(64, 256, 64, 3, 4)
+    return GroupedShape(128, 128, 64, 4, 8, copies=True), GroupedShape(128, 256, 64, 3, 8)
 
 
 @triton.jit
