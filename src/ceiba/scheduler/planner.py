@@ -132,19 +132,22 @@ class Planner:
         ``limit`` the rows take turns.
         """
         rows = self._turns(self._growing(), limit)
-        if self._shortfall(rows) > self.leases.available:
+        wanted = self._shortfall(rows)
+        if wanted > self.leases.available:
             if in_flight:
                 raise NeedResult
             self.retractor.make_room()
             rows = self._turns(self._growing(), limit)
+            wanted = self._shortfall(rows)
         elif len(rows):
             self.admission.ratio.decayed()
         if not len(rows):
             return _NO_DECODE
         self.leases.cause = "decode"
         jumps: list[PrefillSegment] = []
-        drafts = {} if in_flight else self._drafts(rows)
-        ahead = self.rows.known[rows] - self.leases.launched[rows] > 1
+        distance = self.rows.known[rows] - self.leases.launched[rows]
+        drafts = {} if in_flight or self.drafts is None else self._drafts(self.drafts, rows, distance, wanted)
+        ahead = distance > 1
         if drafts:
             ahead |= np.isin(rows, list(drafts))
         if ahead.any():
@@ -168,13 +171,11 @@ class Planner:
     def _distance(self, row: int) -> int:
         return int(self.rows.known[row] - self.leases.launched[row])
 
-    def _drafts(self, rows: Int32) -> dict[int, Int32]:
-        """Guesses for the rows, where they cost nobody room: not in the step, and not in the pool."""
-        drafts = self.drafts
-        if drafts is None:
-            return {}
-        room = self._step_room() - int((self.rows.known[rows] - self.leases.launched[rows]).sum())
-        spare = self.leases.available - self._shortfall(rows)
+    def _drafts(self, drafts: Drafts, rows: Int32, distance: Int32, wanted: int) -> dict[int, Int32]:
+        """Guesses for the rows, ``distance`` tokens of each known and ``wanted`` slots to take, where they cost nobody
+        room: not in the step, and not in the pool."""
+        room = self._step_room() - int(distance.sum())
+        spare = self.leases.available - wanted
         if room <= 0 or spare < len(rows) * (drafts.most + self.leases.page_size):
             return {}
         return drafts.propose(rows, room)

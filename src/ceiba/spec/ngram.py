@@ -16,6 +16,9 @@ PLACES = 8
 """Earlier places that are compared, the latest ones first."""
 
 _NONE = np.empty(0, np.int32)
+_BITS = 21
+"""Of a token id in a run: no vocabulary is larger."""
+_MASK = (1 << LEAST * _BITS) - 1
 
 
 class NgramGuesser:
@@ -24,17 +27,19 @@ class NgramGuesser:
     def __init__(self, longest: int) -> None:
         self._longest = max(longest, LEAST)
         self._last: dict[int, int] = {}
-        """The latest place behind each run of LEAST tokens."""
+        """The latest place behind each run of LEAST tokens, which stands here as one number."""
         self._earlier: list[int] = []
         """Place - LEAST -> the place before it behind the same run; -1 for none."""
+        self._seen = 0
+        """Tokens taken in."""
+        self._run = 0
+        """The run at their end."""
 
     def propose(self, tokens: Int32, most: int) -> Int32:
-        end = len(tokens)
-        if end <= LEAST or most <= 0:
+        self._take_in(tokens)
+        if most <= 0 or self._seen < LEAST or (place := self._last.get(self._run, -1)) < 0:
             return _NONE
-        self._index(tokens)
-        place = self._last.get(int(_runs(tokens[end - LEAST :])[0]), -1)
-        best, length = -1, 0
+        best, length = place, 0
         for _ in range(PLACES):
             if place < 0 or length == self._longest:
                 break
@@ -42,18 +47,19 @@ class NgramGuesser:
             if common > length:
                 best, length = place, common
             place = self._earlier[place - LEAST]
-        if best < 0:
-            return _NONE
         # A text that repeats itself is expected to go on: what follows the end is then what followed the place.
         return np.resize(tokens[best:], most)
 
-    def _index(self, tokens: Int32) -> None:
-        """Take in every place before the end of ``tokens``."""
-        known = len(self._earlier)
-        last, earlier = self._last, self._earlier
-        for place, run in enumerate(_runs(tokens[known : len(tokens) - 1]).tolist(), known + LEAST):
-            earlier.append(last.get(run, -1))
-            last[run] = place
+    def _take_in(self, tokens: Int32) -> None:
+        """Note every place before the end of ``tokens``."""
+        last, earlier, place, run = self._last, self._earlier, self._seen, self._run
+        for token in tokens[place:].tolist():
+            if place >= LEAST:
+                earlier.append(last.get(run, -1))
+                last[run] = place
+            run = (run << _BITS | token) & _MASK
+            place += 1
+        self._seen, self._run = place, run
 
     def _common(self, tokens: Int32, place: int) -> int:
         """How many tokens before ``place`` are those before the end."""
@@ -61,12 +67,6 @@ class NgramGuesser:
         differs = tokens[place - most : place] != tokens[len(tokens) - most :]
         found = int(differs[::-1].argmax())
         return most if not found and not differs[-1] else found
-
-
-def _runs(tokens: Int32) -> np.ndarray:
-    """int64 [N - LEAST + 1]: each run of LEAST tokens as one number; ids are below 2**21."""
-    wide = tokens.astype(np.int64)
-    return (wide[:-2] << 42) | (wide[1:-1] << 21) | wide[2:]
 
 
 class NgramDrafter:
