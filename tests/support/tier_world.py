@@ -11,7 +11,8 @@ from ceiba.scheduler.fake import FakeRunner
 from ceiba.scheduler.fake_tiers import FakeTiers
 from ceiba.scheduler.loop import Scheduler
 from ceiba.scheduler.memory_port import MemoryPort
-from support.scheduler_world import EOS, VOCAB, World, make_world
+from ceiba.spec.fake import FakeDrafter
+from support.scheduler_world import EOS, VOCAB, World, continued, make_world
 
 PAGE = 8
 """Tokens of a storage page in these tests."""
@@ -73,7 +74,8 @@ def make_tier_world(
     scheduler_config = SchedulerConfig(
         **{"max_running_requests": rows, "page_size": page, "hicache": settings, **config}
     )
-    scheduler = Scheduler(scheduler_config, runner, port, clock=lambda: now[0], tiers=tiers)
+    drafter = FakeDrafter(continued, 0.8, VOCAB)
+    scheduler = Scheduler(scheduler_config, runner, port, clock=lambda: now[0], tiers=tiers, drafter=drafter)
     if always:
         scheduler.hicache.cost.worth = lambda tokens: tokens > 0
     return TierWorld(scheduler, runner, port, now)

@@ -32,6 +32,7 @@ class Tiers(RuleBasedStateMachine):
         instant=st.booleans(),
         stored=st.booleans(),
         failing=st.sampled_from([0.0, 0.0, 0.1]),
+        drafts=st.sampled_from([0, 4]),
     )
     def start(
         self,
@@ -49,6 +50,7 @@ class Tiers(RuleBasedStateMachine):
         instant,
         stored,
         failing,
+        drafts,
     ):
         import random
 
@@ -67,6 +69,7 @@ class Tiers(RuleBasedStateMachine):
             eager=False,
             storage=self.shared,
             instant=instant,
+            num_draft_tokens=drafts,
             hicache={"write_policy": policy, "prefetch_policy": prefetch, "prefetch_retry_interval": 1},
             policy=schedule,
             radix_eviction_policy=eviction,
