@@ -79,6 +79,7 @@ BAD = [
     *[(text(seed=v), "seed") for v in (2**64, -(2**63) - 1, 10**40)],
     (text(stop=""), "stop"),
     (text(stop=["a"] * (limits.MAX_STOP_STRINGS + 1)), "stop"),
+    (text(stop_regex=["a"] * (limits.MAX_STOP_EXPRESSIONS + 1)), "stop_regex"),
     (text(stop="a" * (limits.MAX_STOP_CHARS + 1)), "stop"),
     (text(stop_token_ids=[1] * (limits.MAX_STOP_TOKEN_IDS + 1)), "stop_token_ids"),
     (text(rid="x" * (limits.MAX_ID_CHARS + 1)), "rid"),

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from ceiba.core.errors import BadRequest
+from ceiba.core.limits import MAX_STOP_EXPRESSIONS
 from ceiba.core.messages import DetokOpen, TokenBatch, ids_to_bytes
 from ceiba.core.sampling import SamplingParams
 from ceiba.text.detokenizer import Detokenizer
@@ -23,6 +24,44 @@ def test_catastrophic_patterns_take_linear_time(pattern: str) -> None:
         _text, matched = matcher.feed("aaaa")
         assert matched is None
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [("[^z]{{{},}}z", "a" * 4000), ("a{{{}}}z", ("a" * 320 + "b") * 12), ("(a|b)*a(a|b){{12}}c{}", "abaab" * 800)],
+    ids=["always alive", "dies late", "many states"],
+)
+def test_looking_for_where_a_match_may_begin_is_bounded(pattern: str, text: str) -> None:
+    """Windows that are always full, and starts that all die at their last byte: 4 to 10 s before there was a bound."""
+    stops = StopCompiler().compile((), tuple(pattern.format(300 + i) for i in range(MAX_STOP_EXPRESSIONS)))
+    assert stops is not None
+    matcher, began, said = StopMatcher(stops), time.monotonic(), ""
+    for i in range(0, len(text), 4):
+        out, matched = matcher.feed(text[i : i + 4])
+        said += out
+        assert matched is None
+    assert time.monotonic() - began < 4
+    assert said + matcher.flush() == text, "nothing is lost"
+
+
+def test_a_match_is_found_when_its_start_can_no_longer_be_looked_for() -> None:
+    stops = StopCompiler().compile((), tuple(f"a{{{300 + i}}}z" for i in range(4)))
+    assert stops is not None
+    matcher, text = StopMatcher(stops), ("a" * 299 + "b") * 40 + "a" * 310 + "z"
+    said, found = "", None
+    for i in range(0, len(text), 4):
+        out, found = matcher.feed(text[i : i + 4])
+        said += out
+        if found:
+            break
+    assert found is not None
+    assert text.startswith(said)
+    assert len(said) >= 40 * 300, "what stands before the match was said"
+
+
+def test_expressions_are_counted() -> None:
+    with pytest.raises(BadRequest, match=str(MAX_STOP_EXPRESSIONS)):
+        StopCompiler().compile((), tuple(f"a{i}" for i in range(MAX_STOP_EXPRESSIONS + 1)))
 
 
 @pytest.mark.parametrize("pattern", [r"(a)\1", "(?=a)b", "(?<!a)b"])

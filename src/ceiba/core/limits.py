@@ -27,6 +27,8 @@ MAX_BATCH: Final = 4096
 MAX_MESSAGES: Final = 8192
 MAX_STOP_STRINGS: Final = 64
 MAX_STOP_CHARS: Final = 1024
+MAX_STOP_EXPRESSIONS: Final = 16
+"""Entries of stop_regex: each reads every byte of an answer."""
 MAX_STOP_TOKEN_IDS: Final = 1024
 MAX_LOGIT_BIAS: Final = 4096
 MAX_LOGIT_BIAS_VALUE: Final = 100.0

@@ -30,7 +30,10 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
     stop: Annotated[str | list[str] | None, Meta(description="Strings that end the answer.")] = None
     stop_token_ids: Annotated[list[int] | None, Meta(description="Token ids that end the answer.")] = None
-    stop_regex: Annotated[str | list[str] | None, Meta(description="Expressions whose match ends the answer.")] = None
+    stop_regex: Annotated[
+        str | list[str] | None,
+        Meta(description=f"Up to {limits.MAX_STOP_EXPRESSIONS} expressions whose match ends the answer."),
+    ] = None
     n: Annotated[int | None, Meta(description=f"Choices per prompt, 1..{limits.MAX_N}. Default 1.")] = None
     ignore_eos: Annotated[bool | None, Meta(description="Go on past the model's own end tokens.")] = None
     skip_special_tokens: Annotated[bool | None, Meta(description="Leave special tokens out. Default true.")] = None

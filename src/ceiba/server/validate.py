@@ -162,8 +162,9 @@ def check_sampling(
 def _check_stops(sampling: SamplingParams, request: EngineRequest, vocab_size: int) -> None:
     for field, patterns in (("stop", sampling.stop), ("stop_regex", sampling.stop_regex)):
         name = request.name(field)
-        if len(patterns) > limits.MAX_STOP_STRINGS:
-            raise BadRequest(f"{len(patterns)} entries in {name}; the limit is {limits.MAX_STOP_STRINGS}.", param=name)
+        most = limits.MAX_STOP_EXPRESSIONS if field == "stop_regex" else limits.MAX_STOP_STRINGS
+        if len(patterns) > most:
+            raise BadRequest(f"{len(patterns)} entries in {name}; the limit is {most}.", param=name)
         for pattern in patterns:
             if not pattern:
                 raise BadRequest(f"{name} holds an empty string, which would stop everything.", param=name)

@@ -8,13 +8,19 @@ know tokens or requests. Both engines are automata: time is linear in the text w
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ceiba.core.errors import BadRequest
-from ceiba.core.limits import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from ceiba.core.limits import MAX_STOP_CHARS, MAX_STOP_EXPRESSIONS, MAX_STOP_STRINGS
 
 REGEX_WINDOW = 512
 """Bytes held back at most for an expression that may still match: ``"[^"]*"`` must not hold a whole answer."""
+STEPS_KEPT = 16_384
+STEPS_PER_BYTE = 8
+"""Steps of an automaton (1 to 2 us each) that looking for where a match may begin can take: so many saved up, and so
+many more for each byte of text. Beyond them nothing is held back, so a match is still found, but its beginning has
+been sent."""
 
 
 class Match(NamedTuple):
@@ -119,6 +125,7 @@ class _ExpressionScanner:
         self._here = expression.here.deep_copy()
         self._window = b""
         """From the oldest start that may still become a match; it is what ``_here`` has consumed."""
+        self._steps = STEPS_KEPT
 
     @property
     def held(self) -> int:
@@ -147,26 +154,42 @@ class _ExpressionScanner:
         for start in self._starts(whole, 0):
             if self._consumes(whole[start:]) and self._here.is_accepting():
                 return start
-        return 0
+        return len(whole) if self._steps <= 0 else 0
 
     def _follow(self, data: bytes) -> None:
-        whole = self._window + data
-        if self._window and len(whole) <= REGEX_WINDOW and self._here.try_consume_tokens(list(data)) == len(data):
-            self._window = whole
-            return
-        oldest = 1 if self._window else 0
-        for start in self._starts(whole, max(oldest, len(whole) - REGEX_WINDOW)):
-            if self._consumes(whole[start:]):
-                self._window = whole[start:]
-                return
-        self._window = b""
+        """Hold what may become a match. A full window lets go of its older half, so that looking for the start of the
+        rest, which reads it again, comes once in so many bytes; where that happens depends on the text alone."""
+        self._steps = min(STEPS_KEPT, self._steps + STEPS_PER_BYTE * len(data))
+        while data:
+            room = REGEX_WINDOW - len(self._window)
+            part, data = data[:room], data[room:]
+            whole = self._window + part
+            if self._window and self._here.try_consume_tokens(list(part)) == len(part):
+                self._window = whole
+            else:
+                self._window = self._oldest(whole, 1 if self._window else 0)
+            if len(self._window) == REGEX_WINDOW:
+                self._window = self._oldest(self._window, REGEX_WINDOW // 2)
 
-    def _starts(self, whole: bytes, after: int) -> list[int]:
-        return [i for i in range(after, len(whole)) if whole[i] in self._first and whole[i] & 0xC0 != 0x80]
+    def _oldest(self, whole: bytes, after: int) -> bytes:
+        """``whole`` from the first start behind ``after`` that may become a match."""
+        for start in self._starts(whole, after):
+            if self._consumes(whole[start:]):
+                return whole[start:]
+        return b""
+
+    def _starts(self, whole: bytes, after: int) -> Iterator[int]:
+        for i in range(after, len(whole)):
+            if self._steps <= 0:
+                return
+            if whole[i] in self._first and whole[i] & 0xC0 != 0x80:
+                yield i
 
     def _consumes(self, data: bytes) -> bool:
         self._here.reset()
-        return bool(self._here.try_consume_tokens(list(data)) == len(data))
+        done = self._here.try_consume_tokens(list(data))
+        self._steps -= done + 1
+        return bool(done == len(data))
 
 
 class StopSet:
@@ -226,8 +249,9 @@ class _Bytes:
 
 
 def _check(patterns: tuple[str, ...], param: str) -> None:
-    if len(patterns) > MAX_STOP_STRINGS:
-        raise BadRequest(f"{param} has {len(patterns)} entries, the limit is {MAX_STOP_STRINGS}", param=param)
+    most = MAX_STOP_EXPRESSIONS if param == "stop_regex" else MAX_STOP_STRINGS
+    if len(patterns) > most:
+        raise BadRequest(f"{param} has {len(patterns)} entries, the limit is {most}", param=param)
     for pattern in patterns:
         if len(pattern) > MAX_STOP_CHARS:
             raise BadRequest(

@@ -67,7 +67,8 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
     stop_token_ids: Annotated[list[int] | None, Meta(description="Token ids that end the answer (extension).")] = None
     stop_regex: Annotated[
-        str | list[str] | None, Meta(description="Regular expressions whose match ends the answer (extension).")
+        str | list[str] | None,
+        Meta(description=f"Up to {limits.MAX_STOP_EXPRESSIONS} expressions whose match ends the answer (extension)."),
     ] = None
     ignore_eos: Annotated[bool, Meta(description="Go on past the model's own end tokens (extension).")] = False
     no_stop_trim: Annotated[bool, Meta(description="Keep the stop string in the answer (extension).")] = False
