@@ -97,7 +97,8 @@ MAX_NUMBERED_CALLS = 16
 """Calls in one forced answer of a format that numbers them."""
 MAX_STRUCTURAL_TAGS: Final = 1024
 GRAMMAR_SECONDS: Final = 10.0
-"""Compiling one grammar, in a process that is killed when they are over."""
+"""Of CPU time to compile one grammar (three times as many by the clock), in a process that is killed when they are
+over."""
 GRAMMAR_AHEAD_SECONDS: Final = 3.0
 """Of these, what xgrammar has to build a grammar ahead; then llguidance gets it, which builds while it is used."""
 GRAMMAR_MEMORY_BYTES: Final = 1 << 30

@@ -24,6 +24,8 @@ from ceiba.grammar.compiler import BEGUN, Answer, Ask, Start, write_frame
 
 START_SECONDS = 120.0
 """Imports and the vocabulary: xgrammar's imports alone take several seconds on a busy machine."""
+WALL = 3.0
+"""Compiling may last so many times its seconds of CPU time: on a busy machine it gets less than a core."""
 _TICK = 0.05
 _BOOTSTRAP = (
     "import sys, importlib.util as u\n"
@@ -89,7 +91,7 @@ class CompilerProcess:
                 self._light = min(self._light, _resident(child.pid) or self._light)
                 ahead = library == "xgrammar"
                 seconds = min(self._seconds, limits.GRAMMAR_AHEAD_SECONDS) if ahead else self._seconds
-                answer = self._receive(child, seconds, unwanted)
+                answer = self._receive(child, seconds, unwanted, of_cpu=True)
             return answer
         except (TimeoutError, EOFError, BrokenPipeError) as error:
             self.kill()
@@ -133,10 +135,14 @@ class CompilerProcess:
             raise EngineFault("the grammar compiler did not start; the server's log may say why") from None
         return child
 
-    def _receive(self, child: subprocess.Popen[bytes], seconds: float, unwanted: Callable[[], bool]) -> Answer:
-        """The next frame. Frames may arrive together, so what was read too far is kept."""
+    def _receive(
+        self, child: subprocess.Popen[bytes], seconds: float, unwanted: Callable[[], bool], *, of_cpu: bool = False
+    ) -> Answer:
+        """The next frame. Frames may arrive together, so what was read too far is kept. ``of_cpu``: the seconds are
+        those that the child computes, so that a busy machine refuses nothing that an idle one takes."""
         fd = _pipe(child.stdout).fileno()
-        deadline = time.monotonic() + seconds
+        before = _computed(child.pid) if of_cpu else None
+        deadline = time.monotonic() + (seconds if before is None else seconds * WALL)
         while (frame := self._take_frame()) is None:
             if select.select([fd], [], [], _TICK)[0]:
                 data = os.read(fd, 1 << 20)
@@ -145,7 +151,9 @@ class CompilerProcess:
                 self._received += data
             elif unwanted():
                 raise Cancelled
-            elif time.monotonic() > deadline:
+            elif time.monotonic() > deadline or (
+                before is not None and (_computed(child.pid) or before) - before > seconds
+            ):
                 raise TimeoutError
         return self._decoder.decode(frame)
 
@@ -162,6 +170,15 @@ class CompilerProcess:
 
 def _pipe(stream: object) -> BinaryIO:
     return cast(BinaryIO, stream)
+
+
+def _computed(pid: int) -> float | None:
+    """Seconds of CPU time that a process has used; None where that cannot be told."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _resident(pid: int) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -11,7 +13,9 @@ import pytest
 
 from ceiba.core import limits
 from ceiba.core.errors import BadRequest, CeibaError
+from ceiba.grammar.compiler import Answer
 from ceiba.grammar.masks import members
+from ceiba.grammar.process import CompilerProcess
 from support.grammar_world import EOS, SIZE, THINK, TOOL, ask, make_provider, ready, walk
 
 EXPLODES = "[ab]*a[ab]{22}"
@@ -251,3 +255,30 @@ def test_what_takes_xgrammar_too_long_goes_to_llguidance(prepared_ahead, monkeyp
     assert not psutil.pid_exists(pid), "the CPU is given back"
     monkeypatch.undo()
     assert walk(ready(ask(prepared_ahead, regex="cd")).state(), b"cd")
+
+
+def test_the_budget_is_cpu_time_so_a_busy_machine_refuses_nothing_more():
+    """A child that gets no CPU for longer than its seconds, and then answers."""
+    code = "import sys, time; time.sleep(2.2); sys.stdout.buffer.write(bytes([4, 0, 0, 0, 0x93, 0xC0, 0xA0, 0xA0]))"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    process = CompilerProcess(lambda: pytest.fail("it has a child"))
+    try:
+        assert process._receive(child, 2.0, lambda: False, of_cpu=True) == Answer()
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def test_a_compiler_that_neither_computes_nor_answers_is_given_up():
+    pytest.importorskip("outlines_core")
+    provider = make_provider("outlines", seconds=0.5)
+    ready(ask(provider, regex="a")).state()
+    ticket = ask(provider, regex=EXPLODES)
+    time.sleep(0.15)  # it has begun
+    child = psutil.Process(provider.pids[0])
+    child.suspend()
+    with pytest.raises(BadRequest, match="given up"):
+        ready(ticket).state()
+    assert not psutil.pid_exists(child.pid)
+    provider.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import anthropic
+import httpx
 import pytest
 
 from ceiba.server.front import Front
@@ -128,6 +129,22 @@ def test_both_ends_of_a_stream_carry_input_counters(client):
         assert usage.cache_read_input_tokens == len(PROMPT) - 1
         assert usage.cache_creation_input_tokens == 0
     assert delta.output_tokens == 3
+
+
+def test_an_answer_that_is_aborted_does_not_look_finished(client, server, engine):
+    engine.speak, engine.step_seconds = "word " * 200, 0.02
+    try:
+        with client.messages.stream(model="m", max_tokens=1000, messages=MESSAGES) as stream:
+            for event in stream:
+                if event.type == "message_start":
+                    key = {"authorization": "Bearer key"}
+                    ended = httpx.post(f"{server[0]}/abort_request", json={"rid": event.message.id}, headers=key)
+                    assert ended.json() == {"aborted": 1}
+            final = stream.get_final_message()
+    finally:
+        engine.step_seconds = 0.0002
+    assert final.stop_reason == "max_tokens"
+    assert final.usage.output_tokens < 200
 
 
 MARK = {"cache_control": {"type": "ephemeral"}}

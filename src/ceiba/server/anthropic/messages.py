@@ -454,8 +454,8 @@ def stop_reason(choice: Choice) -> tuple[str, str | None]:
     """Anthropic's name of why the answer ended, and the stop sequence that matched."""
     finish = choice.finish
     assert finish is not None
-    if finish.kind == "length":
-        return "max_tokens", None
+    if finish.kind in {"length", "abort"}:
+        return "max_tokens", None  # it knows no word for an answer that an operator ended: cut off, in any case
     if choice.called:
         return "tool_use", None
     if finish.kind == "stop" and isinstance(finish.matched, str):
