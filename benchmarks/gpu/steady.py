@@ -1,12 +1,12 @@
 """Where a steady decode step goes: how much of it kernels fill, which kernels, what host and scheduler add. The real
 scheduler and runner in this process, dummy weights, prompts of random tokens.
 
-    PYTHONPATH=src python benchmarks/gpu/steady.py [--models 8b,30b] [--batches 64,256] [--flags fp8,kv8]
+    PYTHONPATH=src python benchmarks/gpu/steady.py [--models 8b,30b] [--batches 64,256] [--flags fp8,kv8,mixed]
 
 Busy share: the union of all kernel and copy intervals over the span from the first to the last of the profiled steps.
 Host: wall time of a step outside of waiting for results, split into what the runner launches and what the scheduler
 plans and applies. Waits: calls in which the host waited for the device, by name; in a steady state only the one for the
-step before last.
+step before last. With ``mixed``, prompts wait at every step, which then decodes and computes a chunk at once.
 """
 
 from __future__ import annotations
@@ -93,10 +93,13 @@ def build(name: str, flags: set[str], device: str, tokens: int) -> tuple[Schedul
             path=path, name=name, tokenizer_path=path, load_format="dummy", context_len=8192,
             dtype="bfloat16" if cuda else "float32", quantization="fp8" if "fp8" in flags else None,
         ),
-        scheduler=SchedulerConfig(max_running_requests=512, max_total_tokens=tokens, chunked_prefill_size=8192),
+        scheduler=SchedulerConfig(
+            max_running_requests=512, max_total_tokens=tokens, chunked_prefill_size=8192,
+            enable_mixed_chunk="mixed" in flags, mixed_chunk_target=0.027 if "mixed" in flags else 0.0,
+        ),
         runner=RunnerConfig(
             device=device, attention_backend="triton" if cuda else "torch_native", mem_fraction_static=0.9,
-            cpu_kernels=False, kv_cache_dtype="fp8_e4m3" if "kv8" in flags else "auto", **graphs,
+            cpu_kernels=False, mixed_steps="mixed" in flags, kv_cache_dtype="fp8_e4m3" if "kv8" in flags else "auto", **graphs,
         ),
     )  # fmt: skip
     port = Port()
@@ -104,15 +107,20 @@ def build(name: str, flags: set[str], device: str, tokens: int) -> tuple[Schedul
     return Scheduler(config.scheduler, runner, port), port, runner  # type: ignore[arg-type]
 
 
-def fill(scheduler: Scheduler, port: Port, batch: int, context: int) -> None:
-    """``batch`` requests with ``context`` tokens each, prefilled, that will decode on."""
-    rng = np.random.default_rng(batch)
-    sampling = SamplingParams(max_new_tokens=4 * STEPS, ignore_eos=True, temperature=0.0)
-    for index in range(batch):
+def send(port: Port, rids: list[str], context: int, new: int) -> None:
+    """Requests with ``context`` random tokens each and ``new`` to come."""
+    rng = np.random.default_rng(len(rids))
+    sampling = SamplingParams(max_new_tokens=new, ignore_eos=True, temperature=0.0)
+    for rid in rids:
         ids = rng.integers(1000, VOCAB - 1000, context).astype(np.int32)
         port.messages.append(
-            Generate(rid=f"{batch}-{index}", input_ids=ids_to_bytes(ids), sampling=sampling, stream=True, arrival=0.0)
+            Generate(rid=rid, input_ids=ids_to_bytes(ids), sampling=sampling, stream=True, arrival=0.0)
         )
+
+
+def fill(scheduler: Scheduler, port: Port, batch: int, context: int) -> None:
+    """``batch`` requests with ``context`` tokens each, prefilled, that will decode on."""
+    send(port, [f"{batch}-{index}" for index in range(batch)], context, 4 * STEPS)
     scheduler.step()
     while len(scheduler.rows.running()) < batch:
         scheduler.step()
@@ -179,6 +187,8 @@ def main() -> None:
         scheduler, port, runner = build(name, flags, options.device, tokens)
         for batch in batches:
             fill(scheduler, port, batch, options.context)
+            if "mixed" in flags:  # one token each: they come and go, and the batch stays what it is
+                send(port, [f"{batch}-new-{index}" for index in range(STEPS + 2 * PROFILED)], options.context, 1)
             spent = timed(scheduler, runner)
             share, kernels, waits = (0.0, [], Counter[str]()) if options.device == "cpu" else profiled(scheduler)
             seen = ", ".join(f"{what} {count / PROFILED:.1f}" for what, count in waits.items())

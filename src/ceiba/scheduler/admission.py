@@ -153,7 +153,7 @@ class Admission:
         if decode_tokens:  # a share stays with the prefill, however many rows decode
             tokens = max(tokens - decode_tokens, tokens // 4, 1)
             if self.pacer is not None and chunked:
-                tokens = self.pacer.chunk(self._waiting(tokens), tokens, decode_tokens)
+                tokens = self.pacer.chunk(self._waiting(self.pacer.most_waiting), tokens, decode_tokens)
         return PrefillBudget(tokens, config.prefill_max_requests or len(self.rows.requests), chunked)
 
     def _waiting(self, enough: int) -> int:

@@ -43,6 +43,11 @@ class Pacer:
         """Seconds of a prompt token; 0 before the first prefill."""
         return self._seconds / self._tokens if self._tokens else 0.0
 
+    @property
+    def most_waiting(self) -> int:
+        """Waiting prompt tokens from which on more make no difference to ``chunk``."""
+        return int(self.clear / self.token) + 1 if self.token else 1
+
     def observe(self, prefill: int, decode: int, seconds: float) -> None:
         """A step of so many prompt tokens and decoding rows took the device ``seconds``."""
         if self.base and (self.token or not prefill):

@@ -53,6 +53,13 @@ def test_a_step_that_stalled_says_little():
     assert pacer.base == pytest.approx(6e-3 * 1.3)
 
 
+def test_counting_the_waiting_may_stop_where_chunks_are_whole():
+    for token in (1e-6, 1.3e-5, 2e-5):
+        pacer = known(6e-3, token)
+        assert pacer.chunk(pacer.most_waiting, 8192, 40) == pacer.chunk(10**9, 8192, 40) == 8192 - 40 % GRAIN
+    assert Pacer(0.03, 0.2).most_waiting == 1
+
+
 def test_steps_slower_than_the_target_still_prefill():
     """And may take twice as long: 50 ms are 2,500 tokens."""
     assert known(50e-3, 2e-5).chunk(100, 8192, 0) == 2500 // GRAIN * GRAIN
