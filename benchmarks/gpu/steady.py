@@ -87,7 +87,10 @@ class Clocked:
 def build(name: str, flags: set[str], device: str, tokens: int) -> tuple[Scheduler, Port, Clocked]:
     path = str(write_model(name))
     cuda = device == "cuda"
-    graphs = {"cuda_graph_backend_decode": "full", "cuda_graph_max_bs_decode": 256} if cuda else {}
+    sizes = {"decode": 256, "prefill": 2048}
+    graphs: dict[str, Any] = {}
+    for phase, size in sizes.items() if cuda else ():
+        graphs |= {f"cuda_graph_backend_{phase}": "full", f"cuda_graph_max_bs_{phase}": size}
     config = Config(
         model=ModelConfig(
             path=path, name=name, tokenizer_path=path, load_format="dummy", context_len=8192,
@@ -99,7 +102,8 @@ def build(name: str, flags: set[str], device: str, tokens: int) -> tuple[Schedul
         ),
         runner=RunnerConfig(
             device=device, attention_backend="triton" if cuda else "torch_native", mem_fraction_static=0.9,
-            cpu_kernels=False, mixed_steps="mixed" in flags, kv_cache_dtype="fp8_e4m3" if "kv8" in flags else "auto", **graphs,
+            cpu_kernels=False, mixed_steps="mixed" in flags,
+            kv_cache_dtype="fp8_e4m3" if "kv8" in flags else "auto", **graphs,
         ),
     )  # fmt: skip
     port = Port()

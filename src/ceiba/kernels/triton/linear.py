@@ -18,7 +18,7 @@ DEEP = 8192
 
 
 SCALED_FEW_ROWS = 16
-"""The same border for eight-bit weights, beyond which activations are rounded as well; not yet measured."""
+"""The same border for eight-bit weights, beyond which activations are rounded as well."""
 SCALED_DEEP_ROWS = 64
 
 

