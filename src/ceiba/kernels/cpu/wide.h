@@ -4,7 +4,8 @@
 // Codes are integers of at most 8 bits and activations are rounded to 16 bits per 32 columns (rows.h), so that a block's
 // sum is an integer: exact, and the same in whatever order and company it is taken. Each sum then meets scale and minimum
 // in one fixed sequence of two fused steps (`fold`). A row's bits therefore depend on that row alone: few rows decode the
-// codes in registers, many rows read them from a buffer, tiles multiply them as bytes (tilemul.h), and all agree.
+// codes in registers, of many the first do and leave them in a buffer for the rest, tiles multiply them as bytes
+// (tilemul.h), and all agree.
 //
 // A 32-bit word of codes holds columns 4g to 4g + 3 of one row as bytes; its even and odd bytes, widened in place, are the
 // two pairs that one multiply-and-add of 16-bit pairs takes, and activations lie in that order: 0, 2, 1, 3.
@@ -110,7 +111,7 @@ CEIBA_INLINE void wide_block(const Words& words, const int16_t* q, const BlockFa
   CEIBA_UNROLL
   for (int i = 0; i < MT; i++) {
     at[i] = q + i * cols;
-    asm("" : "+r"(at[i]));
+    asm("" : "+r"(at[i]));  // or GCC would work out, and spill, an address for every word
   }
   CEIBA_UNROLL
   for (int h = 0; h < PARTS; h++) {
