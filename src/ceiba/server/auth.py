@@ -98,8 +98,8 @@ class AuthMiddleware:
         if self._api_key is None and self._admin_key is None:
             if level == Access.USER and self._own_machine and _from_foreign_page(scope, self._origins):
                 return Forbidden(
-                    "a web page of another site may not use this server: start it with --allowed-origins ORIGIN (and "
-                    "call it as localhost), or with --api-key.",
+                    "a web page of another site, or a name that is not this machine's, may not be used with this "
+                    "server: start it with --allowed-origins ORIGIN (https:// and the name), or with --api-key.",
                     code="foreign_page",
                 )
             if level == Access.USER or _from_here(scope):
@@ -168,20 +168,40 @@ def _from_here(scope: Scope) -> bool:
 
 def _from_foreign_page(scope: Scope, origins: tuple[str, ...]) -> bool:
     """Whether a browser sends this for a page of another site: under a name that was made to resolve to loopback, or
-    as a request that no page needs leave for. What only reads needs leave (CORS) for its answer to be seen."""
+    as a request that no page needs leave for. What only reads needs leave (CORS) for its answer to be seen. Programs
+    whose windows have origins of other kinds (app:, vscode-webview:, extensions) were installed: they are no pages."""
     headers: dict[bytes, bytes] = dict(scope["headers"])
-    if _FORWARDED & headers.keys():
-        return False  # a proxy of ours stands before the server
+    if "*" in origins or _FORWARDED & headers.keys():
+        return False  # any page may, or a proxy of ours stands before the server
     host, origin = headers.get(b"host", b""), headers.get(b"origin")
-    if host and not _is_local_name(host):
+    if host and not (_is_local_name(host) or _is_no_public_name(host) or _hosts(origins, host)):
         return True
     if scope["method"] in {"GET", "HEAD", "OPTIONS"}:
         return False
     if origin is None:
         return headers.get(b"sec-fetch-site") == b"cross-site"
-    if "*" in origins or origin.decode("latin-1") in origins:
+    scheme, _, place = origin.partition(b"://")
+    if origin.decode("latin-1") in origins or (place and scheme not in (b"http", b"https")):
         return False
-    return not _is_loopback_origin(origin) and origin.partition(b"://")[2] != host
+    return not _is_loopback_origin(origin) and place != host
+
+
+def _is_no_public_name(host: bytes) -> bool:
+    """Whether nobody outside could make this Host resolve to loopback: an address, or a name under a domain that is
+    reserved for private use (host.docker.internal, a.b.localhost)."""
+    try:
+        name = (urlsplit(f"//{host.decode('latin-1')}").hostname or "").removesuffix(".")
+        if name.endswith((".internal", ".localhost")) or name == "localhost":
+            return True
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _hosts(origins: tuple[str, ...], host: bytes) -> bool:
+    """Whether ``host`` serves one of the allowed ``origins``, as behind a proxy that keeps the name."""
+    return any(origin.partition("://")[2].encode("latin-1", "replace") == host for origin in origins)
 
 
 def is_loopback(host: str) -> bool:

@@ -213,6 +213,7 @@ def test_what_is_no_mark_is_refused_with_its_place(client):
         ({"messages": [{"role": "user", "content": [text_block("x", zzz=1)]}]}, "messages[0].content[0].zzz"),
         ({"system": [text_block("x", zzz=1)]}, "system[0].zzz"),
         ({"tools": [{**WEATHER, "zzz": 1}]}, "tools[0].zzz"),
+        ({"tools": [{**WEATHER, "allowed_callers": ["code_execution_20250825"]}]}, "tools[0].allowed_callers"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "zzz": 1}]}]},
             "messages[0].content[0].zzz",
@@ -242,6 +243,20 @@ def test_nothing_inside_is_ignored_in_silence(client, fields, place):
     with pytest.raises(anthropic.BadRequestError) as error:
         client.messages.create(model="m", max_tokens=3, messages=body["messages"], extra_body=extra)
     assert place in error.value.body["error"]["message"]
+
+
+def test_what_usual_clients_send_along_is_taken(client, engine):
+    """Fields of the SDK that ask for what happens here in any case, or tell of an earlier answer."""
+    tool = {**WEATHER, "eager_input_streaming": True, "allowed_callers": ["direct"], "defer_loading": False}
+    cited = {"type": "char_location", "cited_text": "a", "document_index": 0, "start_char_index": 0}
+    use = {"type": "tool_use", "id": "t1", "name": "weather", "input": {}, "caller": {"type": "direct"}}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": [text_block("a", citations=[cited]), use]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "5 degrees"}]},
+    ]
+    client.messages.create(model="m", max_tokens=3, messages=messages, tools=[tool])
+    assert b"5 degrees" in bytes(engine.received[-1].input_ids[::4])
 
 
 def test_a_document_is_read_with_its_title(client, engine):

@@ -200,6 +200,15 @@ FOREIGN = "https://evil.example"
         ("POST", {"origin": "https://app.example.evil.example"}, False),
         ("POST", {"sec-fetch-site": "cross-site"}, False),
         ("POST", {"host": "evil.example:30000", "origin": "http://evil.example:30000"}, False),
+        ("POST", {"host": "evil.example.internal.evil.example"}, False),
+        ("POST", {"host": "0.0.0.0:30000", "origin": FOREIGN}, False),
+        ("POST", {"host": "0.0.0.0:30000"}, True),
+        ("POST", {"host": "localhost.:30000"}, True),
+        ("POST", {"host": "a.b.localhost"}, True),
+        ("POST", {"host": "host.docker.internal:30000"}, True),
+        ("POST", {"host": "app.example", "origin": "https://app.example"}, True),
+        ("POST", {"origin": "vscode-webview://1a2b", "sec-fetch-site": "cross-site"}, True),
+        ("POST", {"origin": "app://obsidian.md"}, True),
         ("GET", {"origin": FOREIGN}, True),
         ("GET", {"host": "evil.example:30000"}, False),
         ("GET", {"host": "ceiba.example", "x-forwarded-for": "10.0.0.1"}, True),
@@ -218,6 +227,13 @@ async def test_pages_of_other_sites_cannot_use_a_server_without_a_key(method, he
     async with make_world(make_config(api_key=KEY)) as world:
         reply = await world.client.request(method, path, json=body, headers=headers | key)
         assert reply.status_code == 200, "a key says enough"
+
+
+async def test_where_any_page_may_call_a_name_says_nothing():
+    async with make_world(make_config(allowed_origins=("*",))) as world:
+        for headers in ({"host": "evil.example", "origin": "http://evil.example"}, {"origin": "null"}):
+            reply = await world.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=headers)
+            assert reply.status_code == 200
 
 
 async def test_a_server_for_others_asks_no_questions_about_names():

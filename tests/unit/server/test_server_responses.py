@@ -287,6 +287,7 @@ def test_input_items_come_in_pages(client):
         ({"reasoning": {"zzz": 1}}, "reasoning.zzz"),
         ({"text": {"zzz": 1}}, "text.zzz"),
         ({"tools": [{"type": "function", "name": "f", "zzz": 1}]}, "tools[0].zzz"),
+        ({"tools": [{"type": "function", "name": "f", "allowed_callers": ["programmatic"]}]}, "allowed_callers"),
         ({"input": []}, "input is empty"),
     ],
 )
@@ -295,3 +296,9 @@ def test_nothing_inside_is_ignored_in_silence(client, fields, place):
     with pytest.raises(openai.BadRequestError) as error:
         client.responses.create(model="m", input=body.pop("input"), extra_body=body)
     assert place in error.value.message
+
+
+def test_a_tool_that_the_model_may_call_itself_is_taken(client):
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}, "allowed_callers": ["direct"]}
+    made = client.responses.create(model="m", input="x", max_output_tokens=3, tools=[{**tool, "defer_loading": False}])
+    assert made.output

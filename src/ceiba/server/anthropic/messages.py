@@ -29,7 +29,7 @@ from ceiba.server.choices import Choice, Delta
 from ceiba.server.conversation import EFFORTS, Chat, engine_request, unheard
 from ceiba.server.front import Front
 from ceiba.server.hints import hint_header, hints_of
-from ceiba.server.openai.translate import only, refuse, routing_key
+from ceiba.server.openai.translate import check_callers, only, refuse, routing_key
 from ceiba.server.request import ChatPrompt, EngineRequest
 from ceiba.server.sse import Shape
 from ceiba.text.parsers.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
@@ -41,11 +41,17 @@ NAMES = {
     "think_tokens": "thinking.budget_tokens",
     "json_schema": "output_config.format",
 }
-_TOOL_FIELDS = frozenset({"type", "name", "description", "input_schema", "strict", "cache_control"})
+_TOOL_FIELDS = frozenset(
+    {
+        *("type", "name", "description", "input_schema", "strict", "cache_control"),
+        "eager_input_streaming",  # what is done in any case
+        "allowed_callers",
+    }
+)
 _BLOCK_FIELDS = {
-    "text": frozenset({"type", "text", "cache_control"}),
+    "text": frozenset({"type", "text", "cache_control", "citations"}),  # where an earlier answer had its words from
     "document": frozenset({"type", "source", "title", "context", "citations", "cache_control"}),
-    "tool_use": frozenset({"type", "id", "name", "input", "cache_control"}),
+    "tool_use": frozenset({"type", "id", "name", "input", "cache_control", "caller"}),  # who called, earlier
     "tool_result": frozenset({"type", "tool_use_id", "content", "is_error", "cache_control"}),
     "thinking": frozenset({"type", "thinking", "signature"}),
 }
@@ -216,6 +222,7 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
             param=f"{where}.type",
         )
     only(tool, _TOOL_FIELDS, where)
+    check_callers(tool, where)
     schema = tool.get("input_schema")
     if not isinstance(schema, dict):
         raise BadRequest(f"{where}.input_schema must be a JSON schema (an object).", param=f"{where}.input_schema")

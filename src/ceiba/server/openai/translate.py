@@ -51,6 +51,16 @@ def only(given: Mapping[str, Any], names: frozenset[str], where: str) -> None:
             )
 
 
+def check_callers(tool: Mapping[str, Any], where: str) -> None:
+    """Raise for a tool that the model itself may not call: nobody else does here."""
+    callers = tool.get("allowed_callers")
+    if callers and not (isinstance(callers, list) and "direct" in callers):
+        raise BadRequest(
+            f"{where}.allowed_callers: no code is run here that could call it; add direct, or leave it out.",
+            param=f"{where}.allowed_callers",
+        )
+
+
 def rid(body: CommonFields, prefix: str) -> str:
     return body.rid if body.rid is not None else f"{prefix}-{uuid.uuid4().hex}"
 

@@ -15,7 +15,7 @@ from ceiba.server import structured
 from ceiba.server.conversation import Chat, check_effort, unheard
 from ceiba.server.front import Front
 from ceiba.server.hints import hint_header, hints_of
-from ceiba.server.openai.translate import only, refuse
+from ceiba.server.openai.translate import check_callers, only, refuse
 from ceiba.server.responses.schemas import INCLUDES, REFUSED, Item, ResponsesRequest
 
 NAMES = {
@@ -108,7 +108,8 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
             param=f"{where}.type",
         )
     names = ("name", "description", "parameters", "strict")
-    only(tool, frozenset({"type", *names}), where)
+    only(tool, frozenset({"type", "allowed_callers", *names}), where)
+    check_callers(tool, where)
     return {"type": "function", "function": {n: tool[n] for n in names if tool.get(n) is not None}}
 
 
