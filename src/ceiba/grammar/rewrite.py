@@ -214,14 +214,11 @@ class Rewriter:
         pattern = self._name_pattern(names, path)
         if out.get("patternProperties"):
             raise Refusal("is not available beside patternProperties", path=path, keyword="propertyNames")
-        import re
+        from ceiba.grammar.finder import finder
 
-        try:
-            fits = re.compile(pattern, re.DOTALL)
-        except re.error as error:
-            raise Refusal(f"its pattern cannot be read: {error}", path=path, keyword="propertyNames") from None
+        fits = finder(pattern, path, "propertyNames")
         declared = out.get("properties", {})
-        out["properties"] = {n: s if fits.search(n) else False for n, s in declared.items()}
+        out["properties"] = {n: s if fits(n) else False for n, s in declared.items()}
         rest = out.get("additionalProperties", True)
         if rest is not False:
             out["patternProperties"] = {pattern: rest}
@@ -231,6 +228,9 @@ class Rewriter:
         if isinstance(names, dict):
             keys = set(names) - {"type", *_ANNOTATIONS}
             if keys == {"pattern"}:
+                from ceiba.grammar.regex import check_regex
+
+                check_regex(str(names["pattern"]), path, "propertyNames")
                 return str(names["pattern"])
             if keys in ({"enum"}, {"const"}):
                 from ceiba.grammar.regex import escape

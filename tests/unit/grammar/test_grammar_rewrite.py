@@ -102,6 +102,8 @@ def test_nothing_is_left_that_libraries_lack(schema):
         ({"type": "object", "propertyNames": {"pattern": "^x"}}, [{"x1": 1}, {}], [{"y": 1}]),
         ({"propertyNames": {"enum": ["a"]}, "properties": {"b": {}}}, [{"a": 1}], [{"b": 1}]),
         ({"type": "object", "propertyNames": {"maxLength": 2}}, [{"ab": 1}], [{"abc": 1}]),
+        ({"type": "object", "propertyNames": {"pattern": "b|c$"}, "properties": {"xbx": {}, "cx": {}, "xc": {}}},
+         [{"xbx": 1}, {"xc": 1}, {}], [{"cx": 1}]),
         ({"properties": {"a": {}, "b": {}}, "additionalProperties": False, "maxProperties": 1, "type": "object"},
          [{}, {"a": 1}], [{"a": 1, "b": 1}]),
         ({"properties": {"a": {}, "b": {}}, "additionalProperties": False, "minProperties": 1, "type": "object"},
@@ -132,6 +134,8 @@ def test_rules_with_examples(schema, inside, outside):
         ({"properties": {"a/b": {"not": {"multipleOf": 2}}}}, "#/properties/a~1b/not", "multipleOf"),
         ({"allOf": [{}], "unevaluatedProperties": False}, "#", "unevaluatedProperties"),
         ({"properties": {"a": {}}, "maxProperties": 0}, "#", "maxProperties"),
+        ({"propertyNames": {"pattern": "^(?=a)"}, "properties": {"a": {}}}, "#", "propertyNames"),
+        ({"propertyNames": {"pattern": "[b-a]"}, "properties": {"a": {}}}, "#", "propertyNames"),
     ],
 )
 def test_refusals_name_the_path_and_the_keyword(schema, path, keyword):
@@ -153,3 +157,10 @@ def test_writing_out_is_bounded():
         schema = {"oneOf": [schema, {"required": [f"n{i}"]}, {"properties": {f"p{i}": schema}}]}
     with pytest.raises(Refusal, match="more than"):
         Rewriter({"not": schema}, exact_one_of=False).whole()
+
+
+def test_names_are_tried_in_linear_time():
+    """An engine that backtracks would need 2**5000 steps."""
+    bad, good = "a" * 5000 + "b", "a" * 5000
+    schema = {"type": "object", "propertyNames": {"pattern": "^(a+)+$"}, "properties": {bad: {}, good: {}}}
+    assert Rewriter(schema).whole()["properties"] == {bad: False, good: {}}
