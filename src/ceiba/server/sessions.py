@@ -140,11 +140,13 @@ class Sessions:
         before = _history(session, params)
         if request.rid in session.turns:
             raise BadRequest(f"rid {request.rid!r} names an earlier turn of this session.", param="rid")
-        if len(session.turns) >= MAX_TURNS:
+        gone = _behind(session, params.rid) if params.replace else set()
+        if len(session.turns) - len(gone) >= MAX_TURNS:
             raise BadRequest(
                 f"the session has {MAX_TURNS} turns: send replace: true, or open another.", param="session_params"
             )
         held = sum(other.held for other in self._sessions.values())
+        held -= sum(session.turns[name].size for name in gone)
         if held >= MAX_BYTES:
             raise Overloaded(
                 f"the turns of all sessions hold {held >> 20} MiB, the server's limit: close sessions, or send "
@@ -218,17 +220,20 @@ def _history(session: _Session, params: SessionParams) -> np.ndarray:
     return tokens[: params.offset]
 
 
-def _forget_after(session: _Session, rid: str | None) -> None:
-    """Forget every turn that follows ``rid``."""
-    gone = {rid}
+def _behind(session: _Session, rid: str | None) -> set[str]:
+    """Every turn that follows ``rid``."""
+    gone: set[str | None] = {rid}
     changed = True
     while changed:
         late = {name for name, turn in session.turns.items() if turn.parent in gone} - gone
         changed = bool(late)
         gone |= late
-    for name in gone - {rid}:
-        forgotten = session.turns.pop(str(name), None)
-        session.held -= forgotten.size if forgotten is not None else 0
+    return {name for name in gone - {rid} if name is not None}
+
+
+def _forget_after(session: _Session, rid: str | None) -> None:
+    for name in _behind(session, rid):
+        session.held -= session.turns.pop(name).size
 
 
 class Turn:

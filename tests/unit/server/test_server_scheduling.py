@@ -236,6 +236,13 @@ async def test_the_turns_of_all_sessions_have_one_budget(monkeypatch):
         monkeypatch.setattr("ceiba.server.sessions.MAX_BYTES", 16)
         error = (await world.post("/generate", generate("x", session_params={"id": second}), 503))["error"]
         assert error["code"] == "sessions_full"
+        after = {"id": first, "rid": turn["meta_info"]["id"], "replace": True}
+        error = (await world.post("/generate", generate("x", session_params=after), 503))["error"]
+        assert error["code"] == "sessions_full", "nothing follows that turn: nothing is forgotten"
+        monkeypatch.setattr("ceiba.server.sessions.MAX_TURNS", 1)
+        again = {"id": first, "replace": True}
+        turn = await world.post("/generate", generate("abc", session_params=again))
+        await world.post("/generate", generate("ab", session_params=again))
         assert turn["meta_info"]["id"]
         await world.post("/close_session", {"session_id": first})
         await world.post("/generate", generate("x", session_params={"id": second}))
