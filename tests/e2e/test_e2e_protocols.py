@@ -16,6 +16,7 @@ import tokenizers
 import torch
 import transformers
 
+from ceiba.core import limits
 from live_server import LiveServer
 
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
@@ -40,6 +41,17 @@ def greedy(client: openai.OpenAI) -> str:
     answer = client.chat.completions.create(model="m", messages=QUESTION, temperature=0, max_tokens=12)
     assert "Paris" in answer.choices[0].message.content
     return answer.choices[0].message.content
+
+
+@pytest.mark.parametrize("penalty", [limits.MIN_REPETITION_PENALTY, limits.MAX_REPETITION_PENALTY])
+@pytest.mark.parametrize("temperature", [0, 1e-30, 1])
+def test_what_divides_logits_leaves_them_finite(protocols: LiveServer, penalty: float, temperature: float) -> None:
+    body = {"model": "m", "prompt": "one two one two one", "max_tokens": 8, "ignore_eos": True, "logprobs": 1}
+    found = protocols.post(
+        "/v1/completions", {**body, "repetition_penalty": penalty, "presence_penalty": -2, "temperature": temperature}
+    )
+    assert found.status_code == 200, found.text
+    assert found.json()["usage"]["completion_tokens"] == 8
 
 
 def test_anthropic(protocols: LiveServer, greedy: str) -> None:

@@ -75,7 +75,11 @@ BAD = [
     *[(make(top_k=v), "top_k") for make in (chat, text, native) for v in (0, -2, HUGE)],
     *[(make(frequency_penalty=v), "frequency_penalty") for make in (chat, text, native) for v in (-2.1, 2.1)],
     *[(make(presence_penalty=v), "presence_penalty") for make in (chat, text, native) for v in (-2.1, 2.1)],
-    *[(make(repetition_penalty=v), "repetition_penalty") for make in (chat, text, native) for v in (0, -1, 1000)],
+    *[
+        (make(repetition_penalty=v), "repetition_penalty")
+        for make in (chat, text, native)
+        for v in (0, -1, 1000, 2.4e-81, 0.009)  # what divides logits must leave them finite
+    ],
     *[(text(seed=v), "seed") for v in (2**64, -(2**63) - 1, 10**40)],
     (text(stop=""), "stop"),
     (text(stop=["a"] * (limits.MAX_STOP_STRINGS + 1)), "stop"),

@@ -3,7 +3,6 @@ empty mask fails one request, and the tree gets accepted tokens only."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -16,7 +15,7 @@ from ceiba.grammar.provider import Provider
 from ceiba.scheduler.fake import PlanError
 from ceiba.spec.fake import FakeDrafter
 from support.replay import replay
-from support.scheduler_world import EOS, VOCAB, World, continued, make_world, prompt
+from support.scheduler_world import EOS, VOCAB, World, continued, make_world, prompt, settle
 
 THINK_END = 7
 LETTERS = {token: bytes([97 + token - 10]) for token in range(10, 36)}
@@ -50,18 +49,6 @@ def provider(request):
     made = Provider(GrammarConfig(backend=request.param), lambda: words)
     yield made
     made.close()
-
-
-def settle(world: World) -> None:
-    """Real compiles take real time, in which the scheduler only looks at its mailbox."""
-    for _ in range(20_000):
-        world.step()
-        if world.scheduler.idle and not world.port.inbox:
-            assert_ledger(world.scheduler.leases, idle=True)
-            return
-        if len(world.scheduler.compiling):
-            time.sleep(0.001)
-    raise AssertionError(world.scheduler.admission.describe())
 
 
 def serve(

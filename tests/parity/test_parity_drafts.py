@@ -11,21 +11,19 @@ import pytest
 
 from ceiba.cache.ledger import assert_ledger
 from ceiba.checkpoint.opening import open_checkpoint
-from ceiba.config.records import GrammarConfig
 from ceiba.core.messages import Generate, ids_to_bytes
 from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.core.step import Runner
-from ceiba.grammar.base import Vocabulary
 from ceiba.grammar.provider import Provider
 from ceiba.runner.worker import ModelRunner
 from ceiba.scheduler.loop import Scheduler
 from ceiba.scheduler.memory_port import Answer, MemoryPort
 from ceiba.spec.base import Drafter
 from plan_driver import make_config
+from support.letters import VOCAB, letter_provider
 from support.replay import replay
 from tiny_models import reference
 
-VOCAB, EOS = 320, 2
 SHAPE = "((ab|cd|e[f-h])[q-z]){2,6}(abcdefgh|ijklmnop)"
 WANTED = LogprobSpec(output=True, top=2, token_ids=(5, 9), prompt_start=3)
 ASKED: list[dict[str, Any]] = [
@@ -49,8 +47,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def provider():
-    tokens = [bytes([97 + token - 10]) if 10 <= token < 36 else b"" for token in range(VOCAB)]
-    made = Provider(GrammarConfig(backend="llguidance"), lambda: Vocabulary(tokens, (EOS,), {"<eos>": EOS}, None))
+    made = letter_provider()
     yield made
     made.close()
 

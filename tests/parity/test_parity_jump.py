@@ -11,19 +11,17 @@ import pytest
 
 from ceiba.cache.ledger import assert_ledger
 from ceiba.checkpoint.opening import open_checkpoint
-from ceiba.config.records import GrammarConfig
 from ceiba.core.messages import Generate, ids_to_bytes
 from ceiba.core.sampling import SamplingParams
 from ceiba.core.step import Runner
-from ceiba.grammar.base import Vocabulary
 from ceiba.grammar.provider import Provider
 from ceiba.runner.worker import ModelRunner
 from ceiba.scheduler.loop import Scheduler
 from ceiba.scheduler.memory_port import MemoryPort
 from plan_driver import make_config
+from support.letters import VOCAB, letter_provider
 from tiny_models import reference
 
-VOCAB, EOS = 320, 2
 FORCED = "((abcdefgh|ijklmnop)[q-z]){4}"
 ASKED: list[dict[str, Any]] = [
     {"temperature": 0.0, "regex": FORCED},
@@ -44,8 +42,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def provider():
-    tokens = [bytes([97 + token - 10]) if 10 <= token < 36 else b"" for token in range(VOCAB)]
-    made = Provider(GrammarConfig(backend="llguidance"), lambda: Vocabulary(tokens, (EOS,), {"<eos>": EOS}, None))
+    made = letter_provider()
     yield made
     made.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -136,3 +137,15 @@ def make_world(
 def prompt(seed: int, length: int) -> list[int]:
     """A random prompt."""
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+def settle(world: World) -> None:
+    """Real compiles take real time, in which the scheduler only looks at its mailbox."""
+    for _ in range(20_000):
+        world.step()
+        if world.scheduler.idle and not world.port.inbox:
+            assert_ledger(world.scheduler.leases, idle=True)
+            return
+        if len(world.scheduler.compiling):
+            time.sleep(0.001)
+    raise AssertionError(world.scheduler.admission.describe())

@@ -40,7 +40,10 @@ NEEDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "embedding": ("vectors from a generative model are not built", "serve an encoder (BERT, RoBERTa): it is detected"),
     "encoder": ("a separate encoder needs multimodal models, which are not built", "serve a text model"),
-    "experts": ("mixture-of-experts models are not built", "serve a dense model"),
+    "experts": (
+        "experts on several GPUs and a choice of their kernels are not built",
+        "leave it out: mixture-of-experts models run on one GPU",
+    ),
     "external_cache": (
         "an external KV store in place of the prefix cache is not built",
         "--enable-hierarchical-cache with --hicache-storage-backend puts one below it",

@@ -36,6 +36,8 @@ MAX_TOP_LOGPROBS: Final = 128
 MAX_LOGPROB_TOKEN_IDS: Final = 1024
 MAX_TEMPERATURE: Final = 100.0
 MAX_PENALTY: Final = 2.0
+MIN_REPETITION_PENALTY: Final = 0.01
+"""Logits are divided by it, and must stay finite."""
 MAX_REPETITION_PENALTY: Final = 100.0
 MAX_PROMPT_CHARS: Final = 32 << 20
 MAX_TOOL_TEXT_CHARS: Final = 4 << 20

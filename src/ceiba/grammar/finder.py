@@ -8,20 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ceiba.core import limits
+from ceiba.core.byte_vocabulary import ByteVocabulary
 from ceiba.grammar.base import Refusal
 from ceiba.grammar.regex import containing
-
-
-class _Bytes:
-    """The vocabulary of single bytes, in the form llguidance asks for."""
-
-    eos_token_id = 256
-    bos_token_id = None
-    tokens = [*(bytes([b]) for b in range(256)), b"<end>"]
-    special_token_ids = [256]
-
-    def __call__(self, data: bytes | str) -> list[int]:
-        return list(data if isinstance(data, bytes) else data.encode())
 
 
 def finder(pattern: str, path: str, keyword: str) -> Callable[[str], bool]:
@@ -30,7 +19,7 @@ def finder(pattern: str, path: str, keyword: str) -> Callable[[str], bool]:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
     matcher = LLMatcher(
-        LLTokenizer(TokenizerWrapper(_Bytes()), slices=[]),
+        LLTokenizer(TokenizerWrapper(ByteVocabulary()), slices=[]),
         LLMatcher.grammar_from_regex(containing(pattern, path)),
         log_level=0,
         limits=LLParserLimits(max_lexer_states=limits.GRAMMAR_LEXER_STATES, verbose_errors=False),

@@ -35,9 +35,9 @@ def fault(finish: Finish, name: Callable[[str], str] = str) -> CeibaError:
 
 
 class Generation:
-    """Made by ``Front.submit``. Use as ``async with``, so that leaving early aborts what still runs.
+    """Made by ``Front.open``. Use as ``async with``, so that leaving early aborts what still runs.
 
-    ``prompts`` are the token ids of each input and ``texts`` its words, known once ``submit`` has returned. All
+    ``prompts`` are the token ids of each input and ``texts`` its words, known once ``Front.begin`` has returned. All
     methods belong to the event loop of the front.
     """
 

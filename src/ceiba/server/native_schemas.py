@@ -24,7 +24,9 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     min_p: Annotated[float | None, Meta(description="Least probability, relative to the likeliest token.")] = None
     frequency_penalty: Annotated[float | None, Meta(description="-2..2, per occurrence. Default 0.")] = None
     presence_penalty: Annotated[float | None, Meta(description="-2..2, once. Default 0.")] = None
-    repetition_penalty: Annotated[float | None, Meta(description="Divides seen tokens' logits. Default 1.")] = None
+    repetition_penalty: Annotated[
+        float | None, Meta(description="0.01..100: divides seen tokens' logits. Default 1.")
+    ] = None
     logit_bias: Annotated[
         dict[str, float] | None, Meta(description="Token id (as text) to a number added to its logit.")
     ] = None

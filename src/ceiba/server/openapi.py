@@ -30,7 +30,7 @@ _BOUNDS: dict[str, dict[str, float]] = {
     "top_k": {"minimum": -1, "maximum": 2**31 - 1},
     "frequency_penalty": _PENALTY,
     "presence_penalty": _PENALTY,
-    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": limits.MAX_REPETITION_PENALTY},
+    "repetition_penalty": {"minimum": limits.MIN_REPETITION_PENALTY, "maximum": limits.MAX_REPETITION_PENALTY},
     "seed": _SEED,
     "sampling_seed": _SEED,
     "min_tokens": {"minimum": 0},

@@ -27,7 +27,7 @@ _FLOATS: tuple[tuple[str, float, float, bool], ...] = (
     ("min_p", 0.0, 1.0, True),
     ("frequency_penalty", -limits.MAX_PENALTY, limits.MAX_PENALTY, True),
     ("presence_penalty", -limits.MAX_PENALTY, limits.MAX_PENALTY, True),
-    ("repetition_penalty", 0.0, limits.MAX_REPETITION_PENALTY, False),
+    ("repetition_penalty", limits.MIN_REPETITION_PENALTY, limits.MAX_REPETITION_PENALTY, True),
 )
 
 

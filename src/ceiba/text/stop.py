@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ceiba.core.byte_vocabulary import ByteVocabulary
 from ceiba.core.errors import BadRequest
 from ceiba.core.limits import MAX_STOP_CHARS, MAX_STOP_EXPRESSIONS, MAX_STOP_STRINGS
 
@@ -232,20 +233,8 @@ class StopCompiler:
         if self._vocabulary is None:
             from llguidance import LLTokenizer, TokenizerWrapper
 
-            self._vocabulary = LLTokenizer(TokenizerWrapper(_Bytes()), slices=[])
+            self._vocabulary = LLTokenizer(TokenizerWrapper(ByteVocabulary()), slices=[])
         return self._vocabulary
-
-
-class _Bytes:
-    """The vocabulary of single bytes, in the form llguidance asks for."""
-
-    eos_token_id = 256
-    bos_token_id = None
-    tokens = [*(bytes([b]) for b in range(256)), b"<end>"]
-    special_token_ids = [256]
-
-    def __call__(self, data: bytes | str) -> list[int]:
-        return list(data if isinstance(data, bytes) else data.encode())
 
 
 def _check(patterns: tuple[str, ...], param: str) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import time
 
 import numpy as np
 import pytest
 
-from ceiba.cache.ledger import assert_ledger
 from ceiba.config.records import GrammarConfig
 from ceiba.core.sampling import LogprobSpec
 from ceiba.grammar.base import Vocabulary
 from ceiba.grammar.provider import Provider
-from support.scheduler_world import EOS, VOCAB, World, make_world, prompt
+from support.scheduler_world import EOS, VOCAB, World, make_world, prompt, settle
 
 LETTERS = {token: bytes([97 + token - 10]) for token in range(10, 36)}
 """The fake model's tokens 10..35 are the letters a to z."""
@@ -33,18 +31,6 @@ def provider():
 
 def text_of(tokens: list[int]) -> str:
     return b"".join(LETTERS.get(token, b"?") for token in tokens if token not in EOS).decode()
-
-
-def settle(world: World) -> None:
-    """Real compiles take real time, in which the scheduler only looks at its mailbox."""
-    for _ in range(20_000):
-        world.step()
-        if world.scheduler.idle and not world.port.inbox:
-            assert_ledger(world.scheduler.leases, idle=True)
-            return
-        if len(world.scheduler.compiling):
-            time.sleep(0.001)
-    raise AssertionError(world.scheduler.admission.describe())
 
 
 SHAPES = {

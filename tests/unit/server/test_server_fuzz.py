@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from ceiba.core import limits
 from ceiba.server import answers, native_schemas
 from ceiba.server.openai import schemas
 from support.fake_engine import make_config
@@ -45,7 +46,7 @@ PLAUSIBLE = {
     "min_p": st.floats(0, 1),
     "frequency_penalty": st.floats(-2, 2),
     "presence_penalty": st.floats(-2, 2),
-    "repetition_penalty": st.floats(0.1, 2),
+    "repetition_penalty": st.floats(limits.MIN_REPETITION_PENALTY, limits.MAX_REPETITION_PENALTY),
     "n": st.integers(1, 3),
     "best_of": st.integers(1, 4),
     "seed": st.integers(-(2**63), 2**64 - 1),

@@ -23,7 +23,9 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop: Annotated[
         str | list[str] | None, Meta(description=f"Up to {limits.MAX_STOP_STRINGS} strings that end the answer.")
     ] = None
-    repeat_penalty: Annotated[float | None, Meta(description="Divides the logits of tokens already seen.")] = None
+    repeat_penalty: Annotated[
+        float | None, Meta(description="0.01..100: divides the logits of tokens already seen.")
+    ] = None
     presence_penalty: Annotated[float | None, Meta(description="-2..2.")] = None
     frequency_penalty: Annotated[float | None, Meta(description="-2..2.")] = None
     repeat_last_n: Annotated[int | None, Meta(description="Hint: the penalty looks at everything.")] = None

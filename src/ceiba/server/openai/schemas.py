@@ -46,7 +46,7 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         float | None, Meta(description="-2..2: subtracted once a token has occurred in the answer. Default 0.")
     ] = None
     repetition_penalty: Annotated[
-        float | None, Meta(description="Divides the logits of tokens already seen; 1: off (extension).")
+        float | None, Meta(description="0.01..100: divides the logits of tokens already seen; 1: off (extension).")
     ] = None
     logit_bias: Annotated[
         dict[str, float] | None, Meta(description="Token id (as text) to a number in -100..100 added to its logit.")
