@@ -199,14 +199,20 @@ def _inference(routes: Routes, front: Front) -> None:
         "/v1/chat/completions",
         post,
         user,
-        Operation("Answer a conversation", schemas.ChatRequest, answers.ChatCompletion, answers.ChatCompletionChunk),
+        Operation(
+            "Answer a conversation",
+            schemas.ChatRequest,
+            answers.ChatCompletion,
+            answers.ChatCompletionChunk,
+            done=True,
+        ),
         chat_completions,
     )
     routes.add(
         "/v1/completions",
         post,
         user,
-        Operation("Continue a text", schemas.CompletionRequest, answers.Completion, answers.Completion),
+        Operation("Continue a text", schemas.CompletionRequest, answers.Completion, answers.Completion, done=True),
         text_completions,
     )
     routes.add(
@@ -218,6 +224,7 @@ def _inference(routes: Routes, front: Front) -> None:
             native_schemas.GenerateRequest,
             answers.GenerateAnswer | list[answers.GenerateAnswer],
             answers.GenerateAnswer,
+            done=True,
         ),
         generate,
     )

@@ -5,7 +5,7 @@ Owns how structs become components. Must never know a route by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,6 +62,8 @@ class Operation:
     event: Any = None
     """The data of one server-sent event, for routes that stream."""
     event_type: str = EVENTS
+    done: bool = False
+    """Whether a stream ends with `[DONE]`, and says an error in the form of an error's body before that."""
 
     def streaming(self, media_type: str) -> Operation:
         return replace(self, event_type=media_type)
@@ -102,13 +104,13 @@ class Document:
         for path, methods, operation in self._operations:
             entry = document["paths"][_plain(path)]
             shape = by_type[id(_error_of(path))]
-            error = {"description": "Error", "content": {"application/json": {"schema": shape}}}
             for method in methods:
-                self._describe(entry[method.lower()], operation, by_type, error)
+                self._describe(entry[method.lower()], operation, by_type, shape)
         return document
 
     @staticmethod
-    def _describe(entry: dict[str, Any], operation: Operation, by_type: dict[int, Any], error: dict[str, Any]) -> None:
+    def _describe(entry: dict[str, Any], operation: Operation, by_type: dict[int, Any], shape: dict[str, Any]) -> None:
+        """``shape``: of an error's body."""
         if operation.body is not None:
             schema = by_type[id(operation.body)]
             entry["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
@@ -117,19 +119,25 @@ class Document:
             content["application/json"] = {"schema": by_type[id(operation.answer)]}
         if operation.event is not None:
             event = by_type[id(operation.event)]
-            content[operation.event_type] = {"schema": _sent(event) if operation.event_type == EVENTS else event}
+            if operation.event_type == EVENTS:
+                event = _sent({"anyOf": [event, shape]}, ["[DONE]"]) if operation.done else _sent(event)
+            content[operation.event_type] = {"schema": event}
+        error = {"description": "Error", "content": {"application/json": {"schema": shape}}}
         entry["responses"] = {"200": {"description": "Answer"}, "default": error}
         if content:
             entry["responses"]["200"]["content"] = content
 
 
-def _sent(data: dict[str, Any]) -> dict[str, Any]:
-    """One server-sent event whose data is JSON of the form ``data``, in the words of OpenAPI 3.2."""
+def _sent(data: dict[str, Any], words: Sequence[str] = ()) -> dict[str, Any]:
+    """One server-sent event in the words of OpenAPI 3.2: its data is JSON of the form ``data``, or one of ``words``."""
     text = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
     return {
         "type": "object",
-        "description": "One event of the stream. Where the protocol has it, the last one's data is `[DONE]`.",
-        "properties": {"data": text, "event": {"type": "string"}},
+        "description": "One event of the stream.",
+        "properties": {
+            "data": {"anyOf": [{"enum": list(words)}, text]} if words else text,
+            "event": {"type": "string"},
+        },
         "required": ["data"],
     }
 

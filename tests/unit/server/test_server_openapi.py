@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import jsonschema
 import msgspec
 import pytest
 
@@ -65,6 +68,38 @@ async def test_references_resolve():
     text = msgspec.json.encode(doc).decode()
     for part in text.split('"#/components/schemas/')[1:]:
         assert part.split('"')[0] in doc["components"]["schemas"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 3}),
+        ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 3}}),
+    ],
+)
+async def test_events_of_a_stream_are_what_the_document_says(path, body):
+    async with make_world() as world:
+        doc = (await world.client.get("/openapi.json")).json()
+        reply = await world.client.post(path, json={**body, "stream": True})
+    word, text = shown_events(doc, path)["properties"]["data"]["anyOf"]
+    data = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
+    assert word == {"enum": data[-1:]}
+    assert len(data) > 3
+    for event in [*data[:-1], '{"error": {"message": "lost", "type": "server_error", "param": null, "code": null}}']:
+        jsonschema.validate(json.loads(event), {**text["contentSchema"], "components": doc["components"]})
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"error": 3}, {**text["contentSchema"], "components": doc["components"]})
+
+
+async def test_streams_of_other_protocols_end_without_a_word():
+    doc, _ = await document()
+    for path in ("/v1/messages", "/v1/responses"):
+        assert shown_events(doc, path)["properties"]["data"]["contentMediaType"] == "application/json"
+
+
+def shown_events(doc, path):
+    return doc["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
 
 
 @pytest.mark.parametrize(
