@@ -30,54 +30,60 @@ inline void rotate(float* head, const float* cos, const float* sin, int dim) {
 // Activations of a stage in the forms that its products read.
 struct Activations {
   float* x;
-  QuantRows quant;
-  WideRows wide;
+  PackedRows packed;
   SplitRows split;
 };
 
 inline bool few(int64_t tokens) { return tokens <= 8; }
 inline bool in_tiles(int64_t tokens) { return TILES && tokens > FEW_ROWS; }
+inline int64_t fact_rows(int64_t tokens) { return in_tiles(tokens) ? (tokens + 7) / 8 * 8 : tokens; }
 
 inline size_t activation_bytes(int64_t tokens, int64_t cols, const Forms& forms) {
-  size_t values = size_t(tokens * cols), tiled = size_t(tile_rows(tokens) * cols);
-  size_t scales = aligned(values / 32 * 4) + aligned(values / 16 * 4), bytes = aligned(values * 4);
-  if (forms.int8) bytes += aligned(tiled) + scales;
-  if (forms.wide)
-    bytes += (in_tiles(tokens) ? 2 * aligned(tiled) : aligned(values * 2)) + aligned(values / 32 * sizeof(BlockFacts));
+  size_t values = size_t(tokens * cols), tiled = size_t(tile_rows(tokens) * cols), bytes = aligned(values * 4);
+  int parts = forms.int8 ? 1 : 2;  // bytes of a value
+  if (forms.packed) {
+    bytes += in_tiles(tokens) ? parts * aligned(tiled * 2) : aligned(values * parts);
+    bytes += aligned(size_t(fact_rows(tokens) * cols / 32) * sizeof(BlockFacts));
+  }
   if (forms.split && in_tiles(tokens)) bytes += 2 * aligned(tiled * 2);
   return bytes;
 }
 
 inline Activations carve_activations(uint8_t*& at, int64_t tokens, int64_t cols, const Forms& forms) {
   size_t values = size_t(tokens * cols), tiled = size_t(tile_rows(tokens) * cols);
-  auto floats = [&](size_t count) { return reinterpret_cast<float*>(carve(at, count * 4)); };
+  auto halves = [&] { return reinterpret_cast<uint16_t*>(carve(at, tiled * 2)); };
   Activations a{};
-  a.x = floats(values);
-  if (forms.int8) a.quant = {reinterpret_cast<int8_t*>(carve(at, tiled)), floats(values / 32), floats(values / 16)};
-  if (forms.wide && in_tiles(tokens)) {
-    a.wide.high = reinterpret_cast<int8_t*>(carve(at, tiled));
-    a.wide.low = carve(at, tiled);
-  } else if (forms.wide) {
-    a.wide.q = reinterpret_cast<int16_t*>(carve(at, values * 2));
+  a.x = reinterpret_cast<float*>(carve(at, values * 4));
+  if (forms.packed) {
+    if (in_tiles(tokens)) {
+      a.packed.high = halves();
+      if (!forms.int8) a.packed.low = halves();
+    } else if (forms.int8) {
+      a.packed.bytes = reinterpret_cast<int8_t*>(carve(at, values));
+    } else {
+      a.packed.wide = reinterpret_cast<int16_t*>(carve(at, values * 2));
+    }
+    int64_t blocks = cols / 32, padding = fact_rows(tokens) - tokens;
+    a.packed.facts = reinterpret_cast<BlockFacts*>(carve(at, size_t((tokens + padding) * blocks) * sizeof(BlockFacts)));
+    // Sums that nobody reads, but the processor would take its time over the tiny numbers that may lie here.
+    std::memset(a.packed.facts + tokens * blocks, 0, size_t(padding * blocks) * sizeof(BlockFacts));
   }
-  if (forms.wide) a.wide.facts = reinterpret_cast<BlockFacts*>(carve(at, values / 32 * sizeof(BlockFacts)));
-  if (forms.split && in_tiles(tokens)) {
-    a.split.high = reinterpret_cast<uint16_t*>(carve(at, tiled * 2));
-    a.split.low = reinterpret_cast<uint16_t*>(carve(at, tiled * 2));
-  }
+  if (forms.split && in_tiles(tokens)) a.split = {halves(), halves()};
   return a;
 }
 
 // Fills the other forms of a row of `a` from `x`.
 inline void derive(const Activations& a, const float* x, int64_t row, int64_t cols) {
   int64_t at = row * cols;
-  if (a.quant.q) quantize_row(x, cols, a.quant.q + at, a.quant.scale + at / 32, a.quant.sums + at / 16);
-  if (a.wide.q) widen_row(x, cols, a.wide.q + at, a.wide.facts + at / 32);
-  if (a.wide.high) widen_row_in_bytes(x, cols, a.wide.high + at, a.wide.low + at, a.wide.facts + at / 32);
+  BlockFacts* facts = a.packed.facts + at / 32;
+  if (a.packed.bytes) narrow_row(x, cols, a.packed.bytes + at, facts);
+  if (a.packed.wide) widen_row(x, cols, a.packed.wide + at, facts);
+  if (a.packed.low) widen_row_for_tiles(x, cols, a.packed.high + at, a.packed.low + at, facts);
+  else if (a.packed.high) narrow_row_for_tiles(x, cols, a.packed.high + at, facts);
   if (a.split.high) split_row(x, cols, a.split.high + at, a.split.low + at);
 }
 
-inline Input input_of(const Activations& a, const float* x, int64_t cols) { return {x, cols, a.quant, a.wide, a.split}; }
+inline Input input_of(const Activations& a, const float* x, int64_t cols) { return {x, cols, a.packed, a.split}; }
 
 // Hands out [0, total) in runs of `grain` among the team.
 template <class Fn>
@@ -126,7 +132,7 @@ inline void product(const Matrix* const* stack, int count, const Input& in, int6
     alignas(64) float acc[ROW_CHUNK * LANES];
     for (int64_t row = 0; row < tokens; row += ROW_CHUNK) {
       int m = int(lmin(ROW_CHUNK, tokens - row));
-      std::memset(acc, 0, sizeof(float) * size_t(m) * LANES);
+      std::memset(acc, 0, sizeof(float) * size_t(tile_rows(m)) * LANES);
       panel_product(**w, p, in.rows(row), m, acc);
       finish_panel(**w, p, acc, m, to + row * stride, stride, epilogue);
     }
@@ -147,8 +153,8 @@ inline void product_silu(const Matrix& gate, const Matrix& up, const Input& in, 
     alignas(64) float g[ROW_CHUNK * LANES], u[ROW_CHUNK * LANES];
     for (int64_t row = 0; row < tokens; row += ROW_CHUNK) {
       int m = int(lmin(ROW_CHUNK, tokens - row));
-      std::memset(g, 0, sizeof(float) * size_t(m) * LANES);
-      std::memset(u, 0, sizeof(float) * size_t(m) * LANES);
+      std::memset(g, 0, sizeof(float) * size_t(tile_rows(m)) * LANES);
+      std::memset(u, 0, sizeof(float) * size_t(tile_rows(m)) * LANES);
       panel_product(gate, p, in.rows(row), m, g);
       panel_product(up, p, in.rows(row), m, u);
       for (int i = 0; i < m; i++)
@@ -336,7 +342,7 @@ void forward(const Forward& f) {
   int64_t t = f.plan->tokens, heads = int64_t(a.heads) * a.head_dim;
   uint8_t* at = f.arena->data;
   Forms forms = forms_of(f);
-  DecoderRun run{&f, forms.int8 || forms.wide || forms.split, {}};
+  DecoderRun run{&f, forms.packed || forms.split, {}};
   run.s.normed = carve_activations(at, t, m.hidden, forms);
   run.s.attended = carve_activations(at, t, heads, forms);
   run.s.inner = carve_activations(at, t, m.ffn, forms);

@@ -34,7 +34,7 @@ inline vi dot_groups(const vb (&w)[8], const int32_t* x) {
 }
 
 template <Kind K>
-void panel_int8(const uint8_t* panel, const QuantRows& x, int64_t cols, int m, float* acc) {
+void panel_int8(const uint8_t* panel, const PackedRows& x, int64_t cols, int m, float* acc) {
   using C = Codec<K>;
   int64_t blocks = cols / 32;
   const uint8_t *head = panel, *body = panel + C::HEAD;
@@ -50,14 +50,14 @@ void panel_int8(const uint8_t* panel, const QuantRows& x, int64_t cols, int m, f
       Scales s;
       C::scales(head, body, v, s);
       for (int i = 0; i < m; i++) {
-        const int32_t* xs = reinterpret_cast<const int32_t*>(x.q + i * cols + 32 * b);
-        const float* sums = x.sums + i * (cols / 16) + 2 * b;
-        float d = x.scale[i * blocks + b];
+        const int32_t* xs = reinterpret_cast<const int32_t*>(x.bytes + i * cols + 32 * b);
+        const BlockFacts& known = x.facts[i * blocks + b];
         vf sum = load(acc + LANES * i + v * W);
-        sum = fold<C::SIGNED>(sum, dot_groups<K, 0, C::HALVES ? 4 : 8>(w, xs), s.scale[0], s.shift[0], d,
-                              C::HALVES ? sums[0] : sums[0] + sums[1]);
+        sum = fold<C::SIGNED>(sum, to_float(dot_groups<K, 0, C::HALVES ? 4 : 8>(w, xs)), s.scale[0], s.shift[0],
+                              known.scale, sum_of<C::HALVES>(known, 0));
         if constexpr (C::HALVES)
-          sum = fold<C::SIGNED>(sum, dot_groups<K, 4, 8>(w, xs), s.scale[1], s.shift[1], d, sums[1]);
+          sum = fold<C::SIGNED>(sum, to_float(dot_groups<K, 4, 8>(w, xs)), s.scale[1], s.shift[1], known.scale,
+                                sum_of<C::HALVES>(known, 1));
         store(acc + LANES * i + v * W, sum);
       }
     }
@@ -189,22 +189,20 @@ inline void panel_product(const Matrix& w, int64_t p, const Input& in, int m, fl
   const uint8_t* panel = w.data + p * w.panel_bytes();
 #if defined(CEIBA_TILES)
   if (w.kind == Kind::BF16 && in.split.high) return panel_tiles_bf16(panel, in.split, w.cols, m, acc);
-  if (in.wide.high || (in.quant.q && m > FEW_ROWS)) {
+  if (in.packed.high) {
     switch (w.kind) {
-#define CASE(K)                                                                       \
-  case Kind::K:                                                                       \
-    return in.quant.q ? panel_tiles_int8<Kind::K>(panel, in.quant, w.cols, m, acc)    \
-                      : panel_tiles_wide<Kind::K>(panel, in.wide, w.cols, m, acc);
+#define CASE(K) \
+  case Kind::K: return panel_tiles<Kind::K>(panel, in.packed, w.cols, m, acc);
       CEIBA_EACH_QUANT(CASE)
 #undef CASE
       default: break;
     }
   }
 #endif
-  if (in.quant.q && format_of(w.kind).quantized) {
+  if (in.packed.bytes && format_of(w.kind).quantized) {
     switch (w.kind) {
 #define CASE(K) \
-  case Kind::K: return panel_int8<Kind::K>(panel, in.quant, w.cols, m, acc);
+  case Kind::K: return panel_int8<Kind::K>(panel, in.packed, w.cols, m, acc);
       CEIBA_EACH_QUANT(CASE)
 #undef CASE
       default: return;
@@ -214,7 +212,7 @@ inline void panel_product(const Matrix& w, int64_t p, const Input& in, int m, fl
     case Kind::F32: return panel_f32(panel, in.x, in.cols, w.cols, m, acc);
     case Kind::BF16: return panel_bf16(panel, in.x, in.cols, w.cols, m, acc);
 #define CASE(K) \
-  case Kind::K: return panel_wide<Kind::K>(panel, in.wide, w.cols, m, acc);
+  case Kind::K: return panel_wide<Kind::K>(panel, in.packed, w.cols, m, acc);
     CEIBA_EACH_QUANT(CASE)
 #undef CASE
     default: return;

@@ -5,31 +5,24 @@ constexpr int TILE_M = 16;
 
 inline int64_t tile_rows(int64_t m) { return (m + TILE_M - 1) / TILE_M * TILE_M; }
 
-// Activations as integers per 32 columns: value = scale · q; `sums` holds Σ value per 16 columns. A block that holds NaN or
-// an infinity gets NaN or infinity as its scale, so that it shows in every product.
-struct QuantRows {
-  int8_t* q;      // [tile_rows(m), cols]: 8 bits, for --enable-int8-activations
-  float* scale;   // [m, cols / 32]
-  float* sums;    // [m, cols / 16]
-};
-
 struct BlockFacts {
-  float scale;
+  float scale;    // NaN or an infinity if the block holds one, so that it shows in every product
   float sums[2];  // Σ value of the first and the last 16 columns
   float sum;      // of all
 };
 
-// The same with 16 bits: off by half a step, about 2^-16 of the largest of the 32. For tiles as two bytes, q = 256 · high + low.
-struct WideRows {
-  int16_t* q;     // [m, cols], columns 0, 2, 1, 3 of each four; or null
-  int8_t* high;   // [tile_rows(m), cols], or null
-  uint8_t* low;
-  BlockFacts* facts;  // [m, cols / 32]
+// Activations for packed weights as integers per 32 columns, value = scale · integer, in one of three forms. 16 bits are off
+// by half a step, about 2^-16 of the largest of the 32. Columns lie in the order 0, 2, 1, 3 of each four, but for bytes.
+struct PackedRows {
+  int16_t* wide;          // [m, cols]: 16 bits
+  int8_t* bytes;          // [m, cols]: 8 bits, for --enable-int8-activations
+  uint16_t *high, *low;   // [tile_rows(m), cols], for tiles: bfloat16 values that add up to 16 bits; 8 bits as one, low null
+  BlockFacts* facts;      // [m, cols / 32]; for tiles of m in whole eights
 };
 
-// Calls put(column, integers of W columns) for a row, and facts(block, scale, Σ of its first and of its last 16 columns).
-template <int TOP, class Put, class Facts>
-CEIBA_INLINE void quantize(const float* x, int64_t cols, const Put& put, const Facts& facts) {
+// Calls put(column, integers of W columns) for a row.
+template <int TOP, class Put>
+CEIBA_INLINE void quantize(const float* x, int64_t cols, BlockFacts* facts, const Put& put) {
   for (int64_t b = 0; b < cols / 32; b++) {
     const float* from = x + 32 * b;
     vf peak = vf{};
@@ -53,43 +46,46 @@ CEIBA_INLINE void quantize(const float* x, int64_t cols, const Put& put, const F
       }
       sums[half] = d * hsum(total);
     }
-    facts(b, d, sums[0], sums[1]);
+    facts[b] = {d, {sums[0], sums[1]}, sums[0] + sums[1]};
   }
 }
 
-inline void quantize_row(const float* x, int64_t cols, int8_t* q, float* scale, float* sums) {
-  quantize<127>(
-      x, cols,
-      [&](int64_t at, vi n) __attribute__((always_inline)) {
-        *reinterpret_cast<quarter_vec*>(q + at) = __builtin_convertvector(n, quarter_vec);
-      },
-      [&](int64_t b, float d, float first, float last) __attribute__((always_inline)) {
-        scale[b] = d;
-        sums[2 * b] = first;
-        sums[2 * b + 1] = last;
-      });
+// Columns 0, 2, 1, 3 of each four.
+CEIBA_INLINE vi in_pairs(vi n) {
+  vi order;
+  CEIBA_UNROLL
+  for (int i = 0; i < W; i += 4) order[i] = i, order[i + 1] = i + 2, order[i + 2] = i + 1, order[i + 3] = i + 3;
+  return __builtin_shuffle(n, order);
 }
 
-template <class Put>
-CEIBA_INLINE void widen(const float* x, int64_t cols, BlockFacts* facts, const Put& put) {
-  quantize<32767>(x, cols, put, [&](int64_t b, float d, float first, float last) __attribute__((always_inline)) {
-    facts[b] = {d, {first, last}, first + last};
+inline void narrow_row(const float* x, int64_t cols, int8_t* q, BlockFacts* facts) {
+  quantize<127>(x, cols, facts, [&](int64_t at, vi n) __attribute__((always_inline)) {
+    *reinterpret_cast<quarter_vec*>(q + at) = __builtin_convertvector(n, quarter_vec);
   });
 }
 
 inline void widen_row(const float* x, int64_t cols, int16_t* q, BlockFacts* facts) {
-  widen(x, cols, facts, [&](int64_t at, vi n) __attribute__((always_inline)) {
-    vi order;
-    CEIBA_UNROLL
-    for (int i = 0; i < W; i += 4) order[i] = i, order[i + 1] = i + 2, order[i + 2] = i + 1, order[i + 3] = i + 3;
-    *reinterpret_cast<short_vec*>(q + at) = __builtin_convertvector(__builtin_shuffle(n, order), short_vec);
+  quantize<32767>(x, cols, facts, [&](int64_t at, vi n) __attribute__((always_inline)) {
+    *reinterpret_cast<short_vec*>(q + at) = __builtin_convertvector(in_pairs(n), short_vec);
   });
 }
 
-inline void widen_row_in_bytes(const float* x, int64_t cols, int8_t* high, uint8_t* low, BlockFacts* facts) {
-  widen(x, cols, facts, [&](int64_t at, vi n) __attribute__((always_inline)) {
-    *reinterpret_cast<quarter_vec*>(high + at) = __builtin_convertvector(n >> 8, quarter_vec);
-    *reinterpret_cast<uquarter_vec*>(low + at) = __builtin_convertvector(n & 255, uquarter_vec);
+// Integers of at most 8 bits beside zeros as bfloat16 values, which are exact.
+CEIBA_INLINE void put_bf16(uint16_t* to, vi n) {
+  *reinterpret_cast<half_vec*>(to) = __builtin_convertvector((vi)((vu)to_float(n) >> 16), half_vec);
+}
+
+inline void narrow_row_for_tiles(const float* x, int64_t cols, uint16_t* high, BlockFacts* facts) {
+  quantize<127>(x, cols, facts, [&](int64_t at, vi n) __attribute__((always_inline)) {
+    put_bf16(high + at, (in_pairs(n) << 24) >> 24);  // of NaN some integer, but a small one
+  });
+}
+
+inline void widen_row_for_tiles(const float* x, int64_t cols, uint16_t* high, uint16_t* low, BlockFacts* facts) {
+  quantize<32767>(x, cols, facts, [&](int64_t at, vi n) __attribute__((always_inline)) {
+    n = (in_pairs(n) << 16) >> 16;
+    put_bf16(high + at, n & ~255);
+    put_bf16(low + at, n & 255);
   });
 }
 
@@ -109,14 +105,13 @@ inline void split_row(const float* x, int64_t cols, uint16_t* high, uint16_t* lo
 
 // The forms that the matrices of a call need beside float32.
 struct Forms {
-  bool int8 = false;      // asked for: 8 bits for packed blocks
-  bool wide = false;      // packed blocks
+  bool int8 = false;      // asked for: 8 bits for packed weights
+  bool packed = false;    // packed weights
   bool split = false;     // bfloat16 weights on tiles, whose order of summation depends on the number of rows
 
   void add(const Matrix& w, bool asked_int8, bool fixed_order) {
-    bool packed = format_of(w.kind).quantized;
-    int8 |= packed && asked_int8;
-    wide |= packed && !asked_int8;
+    int8 = asked_int8;
+    packed |= format_of(w.kind).quantized;
     split |= TILES && w.kind == Kind::BF16 && !fixed_order;
   }
 };
@@ -125,20 +120,16 @@ struct Forms {
 struct Input {
   const float* x;
   int64_t cols;
-  QuantRows quant;
-  WideRows wide;
+  PackedRows packed;
   SplitRows split;
   Input rows(int64_t i) const {
     Input at = *this;
     at.x += i * cols;
-    if (quant.q) {
-      at.quant.q += i * cols;
-      at.quant.scale += i * (cols / 32);
-      at.quant.sums += i * (cols / 16);
-    }
-    if (wide.q) at.wide.q += i * cols;
-    if (wide.high) at.wide.high += i * cols, at.wide.low += i * cols;
-    if (wide.facts) at.wide.facts += i * (cols / 32);
+    if (packed.wide) at.packed.wide += i * cols;
+    if (packed.bytes) at.packed.bytes += i * cols;
+    if (packed.high) at.packed.high += i * cols;
+    if (packed.low) at.packed.low += i * cols;
+    if (packed.facts) at.packed.facts += i * (cols / 32);
     if (split.high) at.split.high += i * cols, at.split.low += i * cols;
     return at;
   }

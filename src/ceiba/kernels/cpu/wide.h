@@ -63,8 +63,8 @@ CEIBA_INLINE vi pair_of(const uint8_t* body, int word, int v) {
 
 // total += Σ codes·q · (scale · d) + shift · Σx, in this order and with these roundings everywhere.
 template <bool SIGNED>
-CEIBA_INLINE vf fold(vf total, vi sum, vf scale, vf shift, float d, float x_sum) {
-  total = fmadd(to_float(sum), scale * d, total);
+CEIBA_INLINE vf fold(vf total, vf sum, vf scale, vf shift, float d, float x_sum) {
+  total = fmadd(sum, scale * d, total);
   return SIGNED ? total : fmadd(shift, set1(x_sum), total);
 }
 
@@ -135,7 +135,7 @@ CEIBA_INLINE void wide_block(const Words& words, const int16_t* q, const BlockFa
       CEIBA_UNROLL
       for (int v = 0; v < NV; v++) {
         float* to = acc + i * LANES + v * W;
-        store(to, fold<SIGNED>(load(to), sum[i][v], words.scale(h, v), words.shift(h, v), d, x_sum));
+        store(to, fold<SIGNED>(load(to), to_float(sum[i][v]), words.scale(h, v), words.shift(h, v), d, x_sum));
       }
     }
   }
@@ -202,7 +202,7 @@ constexpr int WIDE_ROWS = 6;      // 12 accumulators either way
 
 // acc [MT, 16] += x · panelᵀ
 template <Kind K, int MT>
-void wide_few(const uint8_t* panel, const WideRows& x, int64_t cols, float* acc) {
+void wide_few(const uint8_t* panel, const PackedRows& x, int64_t cols, float* acc) {
   using C = Codec<K>;
   struct Reading {
     const uint8_t* body;
@@ -223,19 +223,19 @@ void wide_few(const uint8_t* panel, const WideRows& x, int64_t cols, float* acc)
     Reading words{body, {}};
     CEIBA_UNROLL
     for (int v = 0; v < NV; v++) C::scales(head, body, v, words.s[v]);
-    wide_block<C::SIGNED, C::HALVES, MT>(words, x.q + 32 * b, x.facts + b, cols, total);
+    wide_block<C::SIGNED, C::HALVES, MT>(words, x.wide + 32 * b, x.facts + b, cols, total);
   }
   std::memcpy(acc, total, sizeof total);
 }
 
 template <Kind K>
-void wide_many(const uint8_t* panel, const WideRows& x, int64_t cols, int m, float* acc) {
+void wide_many(const uint8_t* panel, const PackedRows& x, int64_t cols, int m, float* acc) {
   using C = Codec<K>;
   WideBlocks w;
   PanelAt at{panel, panel + C::HEAD, 0};
   for (int64_t k0 = 0; k0 < cols; k0 += DEPTH) {
     int64_t blocks = lmin(DEPTH, cols - k0) / 32;
-    const int16_t* q = x.q + k0;
+    const int16_t* q = x.wide + k0;
     const BlockFacts* facts = x.facts + k0 / 32;
     int row = 0;
     if (m >= WIDE_ROWS) wide_first<K, WIDE_ROWS>(at, w, blocks, q, facts, cols, acc), row = WIDE_ROWS;
@@ -254,7 +254,7 @@ void wide_many(const uint8_t* panel, const WideRows& x, int64_t cols, int m, flo
 
 // acc [m, 16] += x · panelᵀ
 template <Kind K>
-inline void panel_wide(const uint8_t* panel, const WideRows& x, int64_t cols, int m, float* acc) {
+inline void panel_wide(const uint8_t* panel, const PackedRows& x, int64_t cols, int m, float* acc) {
   switch (m) {
     case 1: return wide_few<K, 1>(panel, x, cols, acc);
     case 2: return wide_few<K, 2>(panel, x, cols, acc);
