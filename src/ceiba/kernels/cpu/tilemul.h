@@ -129,7 +129,8 @@ inline void decode_tiles(PanelAt& panel, TileBlocks<PARTS>& w, int64_t blocks) {
 struct TileRows {
   const uint16_t *high, *low;
   const BlockFacts* facts;
-  int64_t cols;
+  int64_t bytes;           // of a row of either
+  int64_t blocks;          // facts of a row
 };
 
 // Products of block b, into sums C and C + 1.
@@ -139,11 +140,11 @@ CEIBA_INLINE void multiply_block(const int32_t (*codes)[TILE_WORDS], const TileR
   if constexpr (PARTS == 2) tile_load<B1>(codes[1], 64);
   tile_zero<C>();
   if constexpr (PARTS == 2) tile_zero<C + 1>();
-  tile_load<A0>(x.high + 32 * b, x.cols * 2);
+  tile_load<A0>(x.high + 32 * b, x.bytes);
   tile_multiply<C, A0, B0>();
   if constexpr (PARTS == 2) tile_multiply<C + 1, A0, B1>();
   if constexpr (LOW) {
-    tile_load<A1>(x.low + 32 * b, x.cols * 2);
+    tile_load<A1>(x.low + 32 * b, x.bytes);
     tile_multiply<C, A1, B0>();
     if constexpr (PARTS == 2) tile_multiply<C + 1, A1, B1>();
   }
@@ -159,17 +160,19 @@ CEIBA_INLINE void fold_block(const BlockScales& scales, const float (*sums)[TILE
     CEIBA_UNROLL
     for (int h = 0; h < PARTS; h++) {
       vf s = load(scales.scale[h] + v * W), t = load(scales.shift[h] + v * W);
+      const BlockFacts* known = x.facts + b;
       CEIBA_UNROLL
-      for (int i = 0; i < ROWS; i++) {
-        const BlockFacts& known = x.facts[i * (x.cols / 32) + b];
-        acc[i][v] = fold<SIGNED>(acc[i][v], load(sums[h] + i * LANES + v * W), s, t, known.scale, sum_of<(PARTS > 1)>(known, h));
+      for (int i = 0; i < ROWS; i++, known += x.blocks) {
+        asm("" : "+r"(known));  // or GCC would work out, and spill, a place for every row
+        vf sum = load(sums[h] + i * LANES + v * W);
+        acc[i][v] = fold<SIGNED>(acc[i][v], sum, s, t, known->scale, sum_of<(PARTS > 1)>(*known, h));
       }
     }
 }
 
 // acc [ROWS, 16] += x · (decoded blocks)ᵀ. Never inlined: its sums need all registers.
 template <int PARTS, bool LOW, bool SIGNED, int ROWS>
-__attribute__((noinline)) void packed_tile(const TileBlocks<PARTS>& w, int64_t blocks, const TileRows& x, float* to) {
+__attribute__((noinline)) void packed_tile(const TileBlocks<PARTS>& w, int64_t blocks, TileRows x, float* to) {
   constexpr int RING = 4;
   static_assert(BEHIND < RING);
   alignas(64) float sums[RING][PARTS][TILE_WORDS];
@@ -204,7 +207,7 @@ inline void packed_tiles(const uint8_t* panel, const PackedRows& x, int64_t cols
     decode_tiles<K>(at, w, blocks);
     for (int row = 0; row < m; row += 16) {
       int64_t from = row * cols + 32 * first;
-      TileRows rows{x.high + from, LOW ? x.low + from : nullptr, x.facts + from / 32, cols};
+      TileRows rows{x.high + from, LOW ? x.low + from : nullptr, x.facts + from / 32, 2 * cols, total};
       float* to = acc + row * LANES;
       if (m - row > 8) packed_tile<PARTS, LOW, C::SIGNED, 16>(w, blocks, rows, to);
       else packed_tile<PARTS, LOW, C::SIGNED, 8>(w, blocks, rows, to);
