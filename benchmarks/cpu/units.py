@@ -4,7 +4,7 @@ Needs g++ (12 or later), cmake, numpy and nanobind; nothing else of Ceiba. ``pyt
 into a temporary folder, ``--module`` takes a built extension instead. ``--emulate`` adds the tile unit with its tiles
 in plain C++, so that everything around the tiles is checked on a machine without them. Exits with 1 if a product is off
 by more than the bound of its family, or a row has other bits in company than alone (plain weights on tiles: where a
-fixed order is asked for).
+fixed order is asked for), or packed weights give other bits than the AVX2 unit does.
 
 Bounds are relative to the size that the products have before they cancel: plain weights 1e-6 (bfloat16 on tiles 2e-5),
 packed weights 1e-4, with int8 activations 2e-2.
@@ -87,7 +87,8 @@ def check(module: Any, isa: str, kind: str, rng: np.random.Generator) -> list[st
     contexts = [module.Context(2, isa, fixed_order=fixed) for fixed in (False, True)]
     weight = np.empty((rows, cols), np.float32)
     module.lookup(module.Context(1, "generic"), matrix, np.arange(rows), weight)
-    for m in (1, 2, 3, 4, 5, 7, 8, 9, 16, 33, 300):
+    known = "avx2" if isa != "generic" and quantized and "avx2" in module.instruction_sets() else None
+    for m in (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 20, 33, 48, 300):
         x = rng.normal(size=(m, cols)).astype(np.float32)
         expected = x.astype(np.float64) @ weight.T.astype(np.float64)
         size = np.linalg.norm(np.sqrt(x.astype(np.float64) ** 2 @ weight.T.astype(np.float64) ** 2))
@@ -99,6 +100,10 @@ def check(module: Any, isa: str, kind: str, rng: np.random.Generator) -> list[st
             bound = (INT8 if int8 else WIDE) if quantized else TILES if tiles and not fixed else PLAIN
             if not error < bound:
                 wrong.append(f"{name}: error {error:.1e}, bound {bound:.0e}")
+            if known:
+                module.linear(module.Context(1, known), matrix, x, agreed := np.empty_like(out), int8)
+                if not np.array_equal(agreed, out):
+                    wrong.append(f"{name}: other bits than {known}")
             same = quantized or fixed or not tiles
             for part in (slice(0, 1), slice(m // 2, m // 2 + 3)) if same else ():
                 alone = np.empty_like(out[part])

@@ -156,8 +156,99 @@ CEIBA_INLINE void score_block(const float* q, const float* keys, int dim, float 
   hsum8(sum, out);
 }
 
-// score [m, TILE] of a tile's keys [TILE, dim]; positions up to the next multiple of 8 get some score too.
-inline void scores(const float* q, const float* keys, int m, int dim, int count, float* score) {
+#if defined(__AVX512F__)
+// `turned` [dim, TILE] of keys [TILE, dim], whole sixteens of positions.
+inline void turn_tile(const float* keys, int dim, int count, float* turned) {
+  for (int j = 0; j < count; j += 16)
+    for (int d = 0; d < dim; d += 16) {
+      __m512 a[16], b[16], c[16];
+      CEIBA_UNROLL
+      for (int i = 0; i < 16; i++) a[i] = (__m512)load(keys + (j + i) * dim + d);
+      CEIBA_UNROLL
+      for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+      }
+      CEIBA_UNROLL
+      for (int i = 0; i < 16; i += 4)
+        CEIBA_UNROLL
+        for (int h = 0; h < 2; h++) {  // columns 4 l + 2 h and the next of four positions, l being a quarter
+          __m512d low = _mm512_castps_pd(b[i + h]), high = _mm512_castps_pd(b[i + 2 + h]);
+          c[i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+          c[i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        }
+      CEIBA_UNROLL
+      for (int k = 0; k < 4; k++) {
+        __m512 even[2], odd[2];
+        CEIBA_UNROLL
+        for (int h = 0; h < 2; h++) {
+          even[h] = _mm512_shuffle_f32x4(c[8 * h + k], c[8 * h + 4 + k], 0x88);
+          odd[h] = _mm512_shuffle_f32x4(c[8 * h + k], c[8 * h + 4 + k], 0xdd);
+        }
+        float* to = turned + (d + k) * TILE + j;
+        store(to, (vf)_mm512_shuffle_f32x4(even[0], even[1], 0x88));
+        store(to + 4 * TILE, (vf)_mm512_shuffle_f32x4(odd[0], odd[1], 0x88));
+        store(to + 8 * TILE, (vf)_mm512_shuffle_f32x4(even[0], even[1], 0xdd));
+        store(to + 12 * TILE, (vf)_mm512_shuffle_f32x4(odd[0], odd[1], 0xdd));
+      }
+    }
+}
+
+// What `hsum` would leave of lanes FIRST, FIRST + STEP, ... of the products of R rows with 32 positions, in its order.
+template <int R, int FIRST, int STEP>
+CEIBA_INLINE void lanes_of(const float* q, const float* turned, int dim, vf (&out)[R][2]) {
+  if constexpr (STEP == 8) {
+    vf sum[2][R][2] = {};
+    for (int d = FIRST; d < dim; d += 16)
+      CEIBA_UNROLL
+      for (int h = 0; h < 2; h++) {
+        const float* keys = turned + (d + 8 * h) * TILE;
+        vf a = load(keys), b = load(keys + 16);
+        CEIBA_UNROLL
+        for (int i = 0; i < R; i++) {
+          vf x = set1(q[i * dim + d + 8 * h]);
+          sum[h][i][0] = fmadd(x, a, sum[h][i][0]);
+          sum[h][i][1] = fmadd(x, b, sum[h][i][1]);
+        }
+      }
+    CEIBA_UNROLL
+    for (int i = 0; i < R; i++)
+      for (int v = 0; v < 2; v++) out[i][v] = sum[0][i][v] + sum[1][i][v];
+  } else {
+    vf other[R][2];
+    lanes_of<R, FIRST, 2 * STEP>(q, turned, dim, out);
+    lanes_of<R, FIRST + STEP, 2 * STEP>(q, turned, dim, other);
+    CEIBA_UNROLL
+    for (int i = 0; i < R; i++)
+      for (int v = 0; v < 2; v++) out[i][v] += other[i][v];
+  }
+}
+
+template <int R>
+__attribute__((noinline)) void score_turned(const float* q, const float* turned, int dim, int count, float* score) {
+  for (int j = 0; j < count; j += 32) {
+    vf sum[R][2];
+    lanes_of<R, 0, 1>(q, turned + j, dim, sum);
+    CEIBA_UNROLL
+    for (int i = 0; i < R; i++)
+      for (int v = 0; v < 2; v++) store(score + i * TILE + j + 16 * v, sum[i][v]);
+  }
+}
+constexpr int TURN_ROWS = 12;     // rows that are worth turning the keys for
+#endif
+
+// score [m, TILE] of a tile's keys [TILE, dim]; positions up to the next multiple of 32 get some score too. Many rows have
+// positions side by side instead of parts of a sum, which spares them the adding up of lanes; the order is the same.
+inline void scores(const float* q, const float* keys, int m, int dim, int count, float* score, [[maybe_unused]] float* turned) {
+#if defined(__AVX512F__)
+  if (m >= TURN_ROWS) {
+    turn_tile(keys, dim, count, turned);
+    int i = 0;
+    for (; i + 2 <= m; i += 2) score_turned<2>(q + i * dim, turned, dim, count, score + i * TILE);
+    if (i < m) score_turned<1>(q + i * dim, turned, dim, count, score + i * TILE);
+    return;
+  }
+#endif
   float out[8];
   int i = 0;
   for (; i + 2 <= m; i += 2)
@@ -247,13 +338,13 @@ inline void weigh_rows(const float* weight, const Value& value, int m, int count
 // position that a row may not see has weight 0, which hides any finite value.
 template <Kv K>
 void attend_tile(const AttentionShape& shape, const void* k, const void* v, const int32_t* slots, int kv_head,
-                        const float* q, int m, int count, const int32_t* limit, Rows& r, float* tile) {
+                        const float* q, int m, int count, const int32_t* limit, Rows& r, float* tile, float* turned) {
   int dim = shape.head_dim;
   int64_t head_bytes = kv_bytes<K>(dim), stride = shape.kv_heads * head_bytes;
   const uint8_t *keys = static_cast<const uint8_t*>(k) + kv_head * head_bytes;
   const uint8_t *values = static_cast<const uint8_t*>(v) + kv_head * head_bytes;
   read_tile<K, true>(keys, values, slots, stride, dim, count, tile);
-  scores(q, tile, m, dim, count, r.score);
+  scores(q, tile, m, dim, count, r.score, turned);
   if (limit)
     for (int i = 0; i < m; i++)
       for (int j = limit[i] < 0 ? 0 : limit[i]; j < count; j++) r.score[i * TILE + j] = -1e30f;
@@ -293,17 +384,19 @@ inline void reset_rows(Rows& r, int m, int dim) {
 
 // Bytes of scratch one thread needs for tasks of up to `m` rows.
 inline size_t thread_scratch(int m, int dim) {
-  return sizeof(float) * (size_t(m) * (TILE + 3 * dim + 5) + size_t(TILE) * dim) + 1024;
+  return sizeof(float) * (size_t(m) * (TILE + 3 * dim + 5) + 2 * size_t(TILE) * dim) + 1024;
 }
 
 struct Scratch {
   Rows rows;              // of the span at hand
   float *q, *tile;
+  float* turned;          // the tile's keys by dimension
   float *out, *top, *sum; // of the spans before it
   int32_t* limit;
   Scratch(uint8_t* memory, int m, int dim) {
     float* at = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory) + 63) & ~uintptr_t(63));
     tile = at, at += TILE * dim;
+    turned = at, at += TILE * dim;
     q = at, at += m * dim;
     out = at, at += m * dim;
     rows.out = at, at += m * dim;
@@ -350,7 +443,7 @@ inline void prefill_task(const AttentionShape& shape, const AttentionPlan& p, in
     bool masked = at + tile > begin + 1;
     if (masked)
       for (int i = 0; i < m; i++) s.limit[i] = begin + i / group + 1 - at;
-    attend_tile<K>(shape, k, v, slots + at, kv_head, s.q, m, tile, masked ? s.limit : nullptr, s.rows, s.tile);
+    attend_tile<K>(shape, k, v, slots + at, kv_head, s.q, m, tile, masked ? s.limit : nullptr, s.rows, s.tile, s.turned);
   }
   if (end > SPAN) end_span(s, m, dim, false);
   else std::swap(s.out, s.rows.out), std::swap(s.sum, s.rows.sum);
@@ -379,7 +472,7 @@ inline void decode_task(const AttentionShape& shape, const AttentionPlan& p, con
     reset_rows(s.rows, m, dim);
     for (int32_t at = task.from; at < task.to; at += TILE)
       attend_tile<K>(shape, k, v, slots + at, task.kv_head, s.q, m, imin(TILE, task.to - at), nullptr, s.rows,
-                        s.tile);
+                     s.tile, s.turned);
     for (int i = 0; i < m; i++) {
       int32_t seg = segment[i / group];
       int head = task.kv_head * group + i % group;

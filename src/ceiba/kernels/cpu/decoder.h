@@ -4,7 +4,12 @@
 // Work inside a stage is handed out by a shared counter (one per stage, zeroed before the run): a core that the front
 // end disturbs simply takes fewer panels.
 
-constexpr int ROW_CHUNK = TILES ? 256 : 64;     // activation rows a panel meets at once: their integers stay in the cache
+// Activation rows that panels meet at once, so that their integers stay in the second cache while every panel passes: tiles
+// go through them fast enough to wait for anything farther away.
+constexpr int ROW_CHUNK = TILES ? 128 : 64;
+// Floats of one panel's sums of a chunk. Those of a second panel lie a little farther than a multiple of 4 KiB away, or the
+// processor would take a load of one for a load of what was stored to the other.
+constexpr int CHUNK_SUMS = ROW_CHUNK * LANES + 528;
 constexpr int STAGES = 8;         // counters a layer uses
 
 inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
@@ -31,44 +36,44 @@ inline void rotate(float* head, const float* cos, const float* sin, int dim) {
 struct Activations {
   float* x;
   PackedRows packed;
+  TiledRows tiled;
   SplitRows split;
 };
 
 inline bool few(int64_t tokens) { return tokens <= 8; }
-inline bool in_tiles(int64_t tokens) { return TILES && tokens > FEW_ROWS; }
-inline int64_t fact_rows(int64_t tokens) { return in_tiles(tokens) ? (tokens + 7) / 8 * 8 : tokens; }
 
 inline size_t activation_bytes(int64_t tokens, int64_t cols, const Forms& forms) {
-  size_t values = size_t(tokens * cols), tiled = size_t(tile_rows(tokens) * cols), bytes = aligned(values * 4);
+  size_t values = size_t(tokens * cols), whole = size_t(tile_rows(tokens) * cols), bytes = aligned(values * 4);
   int parts = forms.int8 ? 1 : 2;  // bytes of a value
-  if (forms.packed) {
-    bytes += in_tiles(tokens) ? parts * aligned(tiled * 2) : aligned(values * parts);
-    bytes += aligned(size_t(fact_rows(tokens) * cols / 32) * sizeof(BlockFacts));
-  }
-  if (forms.split && in_tiles(tokens)) bytes += 2 * aligned(tiled * 2);
+  if (forms.packed) bytes += aligned(values * parts) + aligned(values / 32 * sizeof(BlockFacts));
+  if (forms.tiled) bytes += aligned(whole * 2 * parts) + aligned(whole / 32 / TILE_M * sizeof(TileFacts));
+  if (forms.split) bytes += 2 * aligned(whole * 2);
   return bytes;
 }
 
 inline Activations carve_activations(uint8_t*& at, int64_t tokens, int64_t cols, const Forms& forms) {
-  size_t values = size_t(tokens * cols), tiled = size_t(tile_rows(tokens) * cols);
-  auto halves = [&] { return reinterpret_cast<uint16_t*>(carve(at, tiled * 2)); };
+  size_t values = size_t(tokens * cols), whole = size_t(tile_rows(tokens) * cols);
+  auto halves = [&](int parts) { return reinterpret_cast<uint16_t*>(carve(at, whole * 2 * parts)); };
   Activations a{};
   a.x = reinterpret_cast<float*>(carve(at, values * 4));
   if (forms.packed) {
-    if (in_tiles(tokens)) {
-      a.packed.high = halves();
-      if (!forms.int8) a.packed.low = halves();
-    } else if (forms.int8) {
-      a.packed.bytes = reinterpret_cast<int8_t*>(carve(at, values));
-    } else {
-      a.packed.wide = reinterpret_cast<int16_t*>(carve(at, values * 2));
-    }
-    int64_t blocks = cols / 32, padding = fact_rows(tokens) - tokens;
-    a.packed.facts = reinterpret_cast<BlockFacts*>(carve(at, size_t((tokens + padding) * blocks) * sizeof(BlockFacts)));
-    // Sums that nobody reads, but the processor would take its time over the tiny numbers that may lie here.
-    std::memset(a.packed.facts + tokens * blocks, 0, size_t(padding * blocks) * sizeof(BlockFacts));
+    if (forms.int8) a.packed.bytes = reinterpret_cast<int8_t*>(carve(at, values));
+    else a.packed.wide = reinterpret_cast<int16_t*>(carve(at, values * 2));
+    a.packed.facts = reinterpret_cast<BlockFacts*>(carve(at, values / 32 * sizeof(BlockFacts)));
   }
-  if (forms.split && in_tiles(tokens)) a.split = {halves(), halves()};
+  if (forms.tiled) {
+    a.tiled.parts = forms.int8 ? 1 : 2;
+    a.tiled.values = halves(a.tiled.parts);
+    size_t bytes = whole / 32 / TILE_M * sizeof(TileFacts), last = size_t(cols / 32) * sizeof(TileFacts);
+    uint8_t* facts = carve(at, bytes);
+    a.tiled.facts = reinterpret_cast<TileFacts*>(facts);
+    // Of rows that nobody reads, but the processor would take its time over the tiny numbers that may lie here.
+    std::memset(facts + bytes - last, 0, last);
+  }
+  if (forms.split) {
+    a.split.high = halves(1);
+    a.split.low = halves(1);
+  }
   return a;
 }
 
@@ -78,12 +83,13 @@ inline void derive(const Activations& a, const float* x, int64_t row, int64_t co
   BlockFacts* facts = a.packed.facts + at / 32;
   if (a.packed.bytes) narrow_row(x, cols, a.packed.bytes + at, facts);
   if (a.packed.wide) widen_row(x, cols, a.packed.wide + at, facts);
-  if (a.packed.low) widen_row_for_tiles(x, cols, a.packed.high + at, a.packed.low + at, facts);
-  else if (a.packed.high) narrow_row_for_tiles(x, cols, a.packed.high + at, facts);
+  if (a.tiled.values) tile_row(x, cols, a.tiled, row);
   if (a.split.high) split_row(x, cols, a.split.high + at, a.split.low + at);
 }
 
-inline Input input_of(const Activations& a, const float* x, int64_t cols) { return {x, cols, a.packed, a.split}; }
+inline Input input_of(const Activations& a, const float* x, int64_t cols, int64_t m) {
+  return {x, cols, m, a.packed, a.tiled, a.split};
+}
 
 // Hands out [0, total) in runs of `grain` among the team.
 template <class Fn>
@@ -117,25 +123,38 @@ inline void finish_panel(const Matrix& w, int64_t p, const float* acc, int m, fl
   }
 }
 
+// Cuts a product into tasks and shares them among the team: `steps` runs of panels, for one chunk of rows after the other,
+// so that all threads are at the same rows. Calls fn(step, first row, rows).
+template <class Fn>
+inline void share_chunks(int64_t tokens, int64_t steps, int64_t* next, int threads, const Fn& fn) {
+  int64_t total = (tokens + ROW_CHUNK - 1) / ROW_CHUNK * steps;
+  share(next, total, grain_of(steps, threads), [&](int64_t task) {
+    int64_t row = task / steps * ROW_CHUNK;
+    fn(task % steps, row, int(lmin(ROW_CHUNK, tokens - row)));
+  });
+}
+
 // out [tokens, stride] (+)= in · wᵀ + bias, shared among the team. Several matrices stand side by side in `out`.
 inline void product(const Matrix* const* stack, int count, const Input& in, int64_t tokens, float* out, int64_t stride,
                     Epilogue epilogue, int64_t* next, int threads) {
-  int64_t panels = 0;
-  for (int i = 0; i < count; i++) panels += stack[i]->panels();
-  share(next, panels, grain_of(panels, threads), [&](int64_t p) {
-    const Matrix* const* w = stack;
-    float* to = out;
-    for (; p >= (*w)->panels(); w++) {
-      p -= (*w)->panels();
-      to += (*w)->rows;
+  const int64_t run = in.tiled.values ? 2 : 1;  // panels at once
+  int64_t steps = 0;
+  for (int i = 0; i < count; i++) steps += (stack[i]->panels() + run - 1) / run;
+  share_chunks(tokens, steps, next, threads, [&](int64_t step, int64_t row, int m) {
+    const Matrix* const* at = stack;
+    float* to = out + row * stride;
+    for (int64_t here; step >= (here = ((*at)->panels() + run - 1) / run); at++) {
+      step -= here;
+      to += (*at)->rows;
     }
-    alignas(64) float acc[ROW_CHUNK * LANES];
-    for (int64_t row = 0; row < tokens; row += ROW_CHUNK) {
-      int m = int(lmin(ROW_CHUNK, tokens - row));
-      std::memset(acc, 0, sizeof(float) * size_t(tile_rows(m)) * LANES);
-      panel_product(**w, p, in.rows(row), m, acc);
-      finish_panel(**w, p, acc, m, to + row * stride, stride, epilogue);
-    }
+    const Matrix& w = **at;
+    const int64_t p = step * run;
+    const bool two = p + 1 < w.panels() && run == 2;
+    alignas(64) float acc[2][CHUNK_SUMS];
+    for (int i = 0; i < 1 + two; i++) std::memset(acc[i], 0, sizeof(float) * size_t(tile_rows(m)) * LANES);
+    if (two) panel_products({{&w, p}, {&w, p + 1}}, in.rows(row), m, {acc[0], acc[1]});
+    else panel_product(w, p, in.rows(row), m, acc[0]);
+    for (int i = 0; i < 1 + two; i++) finish_panel(w, p + i, acc[i], m, to, stride, epilogue);
   });
 }
 
@@ -148,27 +167,23 @@ inline void product(const Matrix& w, const Input& in, int64_t tokens, float* out
 // out [tokens, ffn] = silu(gate) · up
 inline void product_silu(const Matrix& gate, const Matrix& up, const Input& in, int64_t tokens, float* out,
                          int64_t stride, int64_t* next, int threads) {
-  int64_t panels = gate.panels();
-  share(next, panels, grain_of(panels, threads), [&](int64_t p) {
-    alignas(64) float g[ROW_CHUNK * LANES], u[ROW_CHUNK * LANES];
-    for (int64_t row = 0; row < tokens; row += ROW_CHUNK) {
-      int m = int(lmin(ROW_CHUNK, tokens - row));
-      std::memset(g, 0, sizeof(float) * size_t(tile_rows(m)) * LANES);
-      std::memset(u, 0, sizeof(float) * size_t(tile_rows(m)) * LANES);
-      panel_product(gate, p, in.rows(row), m, g);
-      panel_product(up, p, in.rows(row), m, u);
-      for (int i = 0; i < m; i++)
-        for (int v = 0; v < NV; v++) {
-          if (gate.bias) store(g + i * LANES + v * W, load(g + i * LANES + v * W) + load(gate.bias + p * LANES + v * W));
-          if (up.bias) store(u + i * LANES + v * W, load(u + i * LANES + v * W) + load(up.bias + p * LANES + v * W));
-        }
-      for (int i = 0; i < m * LANES; i += W) {
-        vf x = load(g + i);
-        store(g + i, x / (1.f + vexp(-x)) * load(u + i));
+  share_chunks(tokens, gate.panels(), next, threads, [&](int64_t p, int64_t row, int m) {
+    alignas(64) float sums[2][CHUNK_SUMS];
+    float *g = sums[0], *u = sums[1];
+    std::memset(g, 0, sizeof(float) * size_t(tile_rows(m)) * LANES);
+    std::memset(u, 0, sizeof(float) * size_t(tile_rows(m)) * LANES);
+    panel_products({{&gate, p}, {&up, p}}, in.rows(row), m, {g, u});
+    for (int i = 0; i < m; i++)
+      for (int v = 0; v < NV; v++) {
+        if (gate.bias) store(g + i * LANES + v * W, load(g + i * LANES + v * W) + load(gate.bias + p * LANES + v * W));
+        if (up.bias) store(u + i * LANES + v * W, load(u + i * LANES + v * W) + load(up.bias + p * LANES + v * W));
       }
-      for (int i = 0; i < m; i++)
-        std::memcpy(out + (row + i) * stride + p * LANES, g + i * LANES, sizeof(float) * LANES);
+    for (int i = 0; i < m * LANES; i += W) {
+      vf x = load(g + i);
+      store(g + i, x / (1.f + vexp(-x)) * load(u + i));
     }
+    for (int i = 0; i < m; i++)
+      std::memcpy(out + (row + i) * stride + p * LANES, g + i * LANES, sizeof(float) * LANES);
   });
 }
 
@@ -202,7 +217,7 @@ inline Forms forms_of(const Forward& f) {
   Forms forms;
   for (int64_t i = 0; i < m.num_layers; i++) {
     const Layer& l = m.layers[i];
-    for (const Matrix* w : {&l.q, &l.k, &l.v, &l.out, &l.gate, &l.up, &l.down}) forms.add(*w, m.int8, f.fixed_order);
+    for (const Matrix* w : {&l.q, &l.k, &l.v, &l.out, &l.gate, &l.up, &l.down}) forms.add(*w, f.plan->tokens, m.int8, f.fixed_order);
   }
   return forms;
 }
@@ -246,7 +261,7 @@ inline Input normed_input(DecoderRun& run, const float* weight, int64_t* next, i
     share(next, t, grain_of(t, f.team->size()), row);
     f.team->barrier();
   }
-  return input_of(to, to.x, cols);
+  return input_of(to, to.x, cols, t);
 }
 
 // Rows that lie in `from` already.
@@ -261,7 +276,7 @@ inline Input plain_input(DecoderRun& run, const Activations& from, int64_t cols,
     share(next, t, grain_of(t, f.team->size()), row);
     f.team->barrier();
   }
-  return input_of(to, from.x, cols);
+  return input_of(to, from.x, cols, t);
 }
 
 // Rotates q and k of one token, writes k and v to the pool.
@@ -342,7 +357,7 @@ void forward(const Forward& f) {
   int64_t t = f.plan->tokens, heads = int64_t(a.heads) * a.head_dim;
   uint8_t* at = f.arena->data;
   Forms forms = forms_of(f);
-  DecoderRun run{&f, forms.packed || forms.split, {}};
+  DecoderRun run{&f, forms.any(), {}};
   run.s.normed = carve_activations(at, t, m.hidden, forms);
   run.s.attended = carve_activations(at, t, heads, forms);
   run.s.inner = carve_activations(at, t, m.ffn, forms);
@@ -389,7 +404,7 @@ void linear_thread(void* context, int id) {
     share(r.counters, r.m, 1, row);
     r.team->barrier();
   }
-  product(*r.weight, input_of(to, r.norm ? to.x : r.raw, cols), r.m, r.out, r.weight->rows, Epilogue::STORE,
+  product(*r.weight, input_of(to, r.norm ? to.x : r.raw, cols, r.m), r.m, r.out, r.weight->rows, Epilogue::STORE,
           r.counters + 1, r.team->size());
 }
 
@@ -406,28 +421,28 @@ void run_linear(LinearRun& r, Arena& arena) {
   r.team->run(linear_thread, &r);
 }
 
-Forms forms_of(const Matrix& w, bool int8, bool fixed_order) {
+Forms forms_of(const Matrix& w, int64_t m, bool int8, bool fixed_order) {
   Forms forms;
-  forms.add(w, int8, fixed_order);
+  forms.add(w, m, int8, fixed_order);
   return forms;
 }
 
 size_t logits_scratch(const Logits& l) {
-  Forms forms = forms_of(l.model->head, l.model->int8, l.fixed_order);
+  Forms forms = forms_of(l.model->head, l.n, l.model->int8, l.fixed_order);
   return linear_bytes(l.n, l.model->hidden, forms, l.team->size());
 }
 void logits(const Logits& l) {
   const Model& m = *l.model;
-  LinearRun r{&m.head, forms_of(m.head, m.int8, l.fixed_order), l.n, l.out, l.team, l.hidden, m.final_norm, m.eps, {}, nullptr,
+  LinearRun r{&m.head, forms_of(m.head, l.n, m.int8, l.fixed_order), l.n, l.out, l.team, l.hidden, m.final_norm, m.eps, {}, nullptr,
               nullptr};
   run_linear(r, *l.arena);
 }
 
 size_t linear_scratch(const LinearCall& c) {
-  return linear_bytes(c.m, c.weight->cols, forms_of(*c.weight, c.int8, c.fixed_order), c.team->size());
+  return linear_bytes(c.m, c.weight->cols, forms_of(*c.weight, c.m, c.int8, c.fixed_order), c.team->size());
 }
 void linear(const LinearCall& c) {
-  LinearRun r{c.weight, forms_of(*c.weight, c.int8, c.fixed_order), c.m, c.out, c.team, c.x, nullptr, 0.f, {}, nullptr, nullptr};
+  LinearRun r{c.weight, forms_of(*c.weight, c.m, c.int8, c.fixed_order), c.m, c.out, c.team, c.x, nullptr, 0.f, {}, nullptr, nullptr};
   run_linear(r, *c.arena);
 }
 

@@ -189,10 +189,12 @@ inline void panel_product(const Matrix& w, int64_t p, const Input& in, int m, fl
   const uint8_t* panel = w.data + p * w.panel_bytes();
 #if defined(CEIBA_TILES)
   if (w.kind == Kind::BF16 && in.split.high) return panel_tiles_bf16(panel, in.split, w.cols, m, acc);
-  if (in.packed.high) {
+  if (in.tiled.values && on_tiles(w.kind, in.m)) {
+    const uint8_t* const one[] = {panel};
+    float* const to[] = {acc};
     switch (w.kind) {
 #define CASE(K) \
-  case Kind::K: return panel_tiles<Kind::K>(panel, in.packed, w.cols, m, acc);
+  case Kind::K: return panel_tiles<Kind::K, 1>(one, in.tiled, w.cols, m, to);
       CEIBA_EACH_QUANT(CASE)
 #undef CASE
       default: break;
@@ -217,6 +219,30 @@ inline void panel_product(const Matrix& w, int64_t p, const Input& in, int m, fl
 #undef CASE
     default: return;
   }
+}
+
+// Panel `at` of a matrix.
+struct Panel {
+  const Matrix* w;
+  int64_t at;
+};
+
+// Two panels at once, which tiles multiply faster than one after the other.
+inline void panel_products(const Panel (&panel)[2], const Input& in, int m, float* const (&acc)[2]) {
+#if defined(CEIBA_TILES)
+  const Matrix &a = *panel[0].w, &b = *panel[1].w;
+  if (in.tiled.values && a.kind == b.kind && on_tiles(a.kind, in.m)) {
+    const uint8_t* const both[] = {a.data + panel[0].at * a.panel_bytes(), b.data + panel[1].at * b.panel_bytes()};
+    switch (a.kind) {
+#define CASE(K) \
+  case Kind::K: return panel_tiles<Kind::K, 2>(both, in.tiled, a.cols, m, acc);
+      CEIBA_EACH_QUANT(CASE)
+#undef CASE
+      default: break;
+    }
+  }
+#endif
+  for (int i = 0; i < 2; i++) panel_product(*panel[i].w, panel[i].at, in, m, acc[i]);
 }
 
 // One row of a matrix as float32 (the embedding lookup).

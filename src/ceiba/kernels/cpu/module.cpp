@@ -45,8 +45,8 @@ bool tiles_allowed() {
 #if defined(CEIBA_HAS_AMX)
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25;
-  if ((d & (BF16 | TILE | INT8)) != (BF16 | TILE | INT8)) return false;
+  constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24;
+  if ((d & (BF16 | TILE)) != (BF16 | TILE)) return false;
   constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
   static const bool granted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
   return granted;

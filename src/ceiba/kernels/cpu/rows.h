@@ -11,18 +11,29 @@ struct BlockFacts {
   float sum;      // of all
 };
 
-// Activations for packed weights as integers per 32 columns, value = scale · integer, in one of three forms. 16 bits are off
-// by half a step, about 2^-16 of the largest of the 32. Columns lie in the order 0, 2, 1, 3 of each four, but for bytes.
+// Activations for packed weights as integers per 32 columns, value = scale · integer, in one of two forms. 16 bits are off by
+// half a step, about 2^-16 of the largest of the 32. Columns lie in the order 0, 2, 1, 3 of each four, but for bytes.
 struct PackedRows {
   int16_t* wide;          // [m, cols]: 16 bits
   int8_t* bytes;          // [m, cols]: 8 bits, for --enable-int8-activations
-  uint16_t *high, *low;   // [tile_rows(m), cols], for tiles: bfloat16 values that add up to 16 bits; 8 bits as one, low null
-  BlockFacts* facts;      // [m, cols / 32]; for tiles of m in whole eights
+  BlockFacts* facts;      // [m, cols / 32]
 };
 
-// Calls put(column, integers of W columns) for a row.
-template <int TOP, class Put>
-CEIBA_INLINE void quantize(const float* x, int64_t cols, BlockFacts* facts, const Put& put) {
+struct TileFacts {
+  float scale[TILE_M], sum[TILE_M];  // of 16 rows
+};
+
+// The same integers as bfloat16 values, for tiles: 16 rows by 32 columns lie together, as one tile of upper bytes and one of
+// lower bytes, or as one of 8 bits.
+struct TiledRows {
+  uint16_t* values;       // [tile_rows(m) / 16, cols / 32, parts, 16, 32], or null
+  TileFacts* facts;       // [tile_rows(m) / 16, cols / 32]
+  int parts;
+};
+
+// Calls note(block, scale, sum of its first half, of its last) and put(column, integers of W columns) for a row.
+template <int TOP, class Note, class Put>
+CEIBA_INLINE void quantize(const float* x, int64_t cols, const Note& note, const Put& put) {
   for (int64_t b = 0; b < cols / 32; b++) {
     const float* from = x + 32 * b;
     vf peak = vf{};
@@ -46,7 +57,7 @@ CEIBA_INLINE void quantize(const float* x, int64_t cols, BlockFacts* facts, cons
       }
       sums[half] = d * hsum(total);
     }
-    facts[b] = {d, {sums[0], sums[1]}, sums[0] + sums[1]};
+    note(b, d, sums[0], sums[1]);
   }
 }
 
@@ -58,14 +69,20 @@ CEIBA_INLINE vi in_pairs(vi n) {
   return __builtin_shuffle(n, order);
 }
 
+CEIBA_INLINE auto note_in(BlockFacts* facts) {
+  return [=](int64_t b, float d, float first, float last) __attribute__((always_inline)) {
+    facts[b] = {d, {first, last}, first + last};
+  };
+}
+
 inline void narrow_row(const float* x, int64_t cols, int8_t* q, BlockFacts* facts) {
-  quantize<127>(x, cols, facts, [&](int64_t at, vi n) __attribute__((always_inline)) {
+  quantize<127>(x, cols, note_in(facts), [&](int64_t at, vi n) __attribute__((always_inline)) {
     *reinterpret_cast<quarter_vec*>(q + at) = __builtin_convertvector(n, quarter_vec);
   });
 }
 
 inline void widen_row(const float* x, int64_t cols, int16_t* q, BlockFacts* facts) {
-  quantize<32767>(x, cols, facts, [&](int64_t at, vi n) __attribute__((always_inline)) {
+  quantize<32767>(x, cols, note_in(facts), [&](int64_t at, vi n) __attribute__((always_inline)) {
     *reinterpret_cast<short_vec*>(q + at) = __builtin_convertvector(in_pairs(n), short_vec);
   });
 }
@@ -75,18 +92,27 @@ CEIBA_INLINE void put_bf16(uint16_t* to, vi n) {
   *reinterpret_cast<half_vec*>(to) = __builtin_convertvector((vi)((vu)to_float(n) >> 16), half_vec);
 }
 
-inline void narrow_row_for_tiles(const float* x, int64_t cols, uint16_t* high, BlockFacts* facts) {
-  quantize<127>(x, cols, facts, [&](int64_t at, vi n) __attribute__((always_inline)) {
-    put_bf16(high + at, (in_pairs(n) << 24) >> 24);  // of NaN some integer, but a small one
-  });
-}
-
-inline void widen_row_for_tiles(const float* x, int64_t cols, uint16_t* high, uint16_t* low, BlockFacts* facts) {
-  quantize<32767>(x, cols, facts, [&](int64_t at, vi n) __attribute__((always_inline)) {
-    n = (in_pairs(n) << 16) >> 16;
-    put_bf16(high + at, n & ~255);
-    put_bf16(low + at, n & 255);
-  });
+// Row `row` of `to`.
+inline void tile_row(const float* x, int64_t cols, const TiledRows& to, int64_t row) {
+  const int64_t tile = row / TILE_M, lane = row % TILE_M, blocks = cols / 32;
+  uint16_t* values = to.values + tile * TILE_M * cols * to.parts + 32 * lane;
+  TileFacts* facts = to.facts + tile * blocks;
+  auto note = [&](int64_t b, float d, float first, float last) __attribute__((always_inline)) {
+    facts[b].scale[lane] = d;
+    facts[b].sum[lane] = first + last;
+  };
+  constexpr int SIZE = 32 * TILE_M;
+  if (to.parts == 1)
+    quantize<127>(x, cols, note, [&](int64_t at, vi n) __attribute__((always_inline)) {
+      put_bf16(values + at / 32 * SIZE + at % 32, (in_pairs(n) << 24) >> 24);  // of NaN some integer, but a small one
+    });
+  else
+    quantize<32767>(x, cols, note, [&](int64_t at, vi n) __attribute__((always_inline)) {
+      uint16_t* here = values + at / 32 * (2 * SIZE) + at % 32;
+      n = (in_pairs(n) << 16) >> 16;
+      put_bf16(here, n & ~255);
+      put_bf16(here + SIZE, n & 255);
+    });
 }
 
 // Activations as sums of two bfloat16 values, for tiles and plain weights; the sums of the rows that fill up a tile go
@@ -103,33 +129,46 @@ inline void split_row(const float* x, int64_t cols, uint16_t* high, uint16_t* lo
   }
 }
 
+// Fewest rows that tiles multiply faster than vectors do, measured on one core of a Xeon with AMX: of 4 and 5 bits tiles win
+// from a nearly full tile on, of 8 bits from the second on. Never where each half of a block has a scale of its own, which
+// takes twice the products and folds.
+constexpr int64_t tiles_from(Kind kind) {
+  return kind == Kind::Q6_K ? INT64_MAX : kind == Kind::Q8_0 ? 17 : kind == Kind::BF16 ? 5 : 13;
+}
+inline bool on_tiles(Kind kind, int64_t m) { return TILES && m >= tiles_from(kind); }
+
 // The forms that the matrices of a call need beside float32.
 struct Forms {
   bool int8 = false;      // asked for: 8 bits for packed weights
   bool packed = false;    // packed weights
+  bool tiled = false;     // packed weights on tiles
   bool split = false;     // bfloat16 weights on tiles, whose order of summation depends on the number of rows
 
-  void add(const Matrix& w, bool asked_int8, bool fixed_order) {
+  // `m` rows will meet `w`.
+  void add(const Matrix& w, int64_t m, bool asked_int8, bool fixed_order) {
     int8 = asked_int8;
-    packed |= format_of(w.kind).quantized;
-    split |= TILES && w.kind == Kind::BF16 && !fixed_order;
+    bool tiles = on_tiles(w.kind, m);
+    if (format_of(w.kind).quantized) (tiles ? tiled : packed) = true;
+    split |= tiles && w.kind == Kind::BF16 && !fixed_order;
   }
+  bool any() const { return packed || tiled || split; }
 };
 
 // Rows of activations in all forms that are there.
 struct Input {
   const float* x;
-  int64_t cols;
+  int64_t cols, m;        // of all rows of the call, which decide what multiplies them
   PackedRows packed;
+  TiledRows tiled;
   SplitRows split;
+  // From row i on, a multiple of 16.
   Input rows(int64_t i) const {
     Input at = *this;
     at.x += i * cols;
     if (packed.wide) at.packed.wide += i * cols;
     if (packed.bytes) at.packed.bytes += i * cols;
-    if (packed.high) at.packed.high += i * cols;
-    if (packed.low) at.packed.low += i * cols;
     if (packed.facts) at.packed.facts += i * (cols / 32);
+    if (tiled.values) at.tiled.values += i * cols * tiled.parts, at.tiled.facts += i / TILE_M * (cols / 32);
     if (split.high) at.split.high += i * cols, at.split.low += i * cols;
     return at;
   }

@@ -47,7 +47,21 @@ inline vb load_bytes(const uint8_t* p) { return *reinterpret_cast<const vb_u*>(p
 inline vi load_words(const int32_t* p) { return *reinterpret_cast<const vi_u*>(p); }
 inline void store_words(int32_t* p, vi v) { *reinterpret_cast<vi_u*>(p) = v; }
 inline vf to_float(vi v) { return __builtin_convertvector(v, vf); }
-inline vf vmax(vf a, vf b) { return a > b ? a : b; }
+// b where either is NaN. GCC 12 would compare and blend.
+inline vf vmax(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+inline vf vmin(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+  return a < b ? a : b;
+#endif
+}
 template <int N>
 struct Count {
   static constexpr int value = N;
@@ -169,10 +183,10 @@ inline bool any(vi mask) {
 
 // exp by 2^n · p(r): range reduction with two-part ln 2 and a degree-6 polynomial; relative error below 2e-7.
 inline vf vexp(vf x) {
-  x = x < -87.3f ? set1(-87.3f) : x;
-  x = x > 88.3f ? set1(88.3f) : x;
+  x = vmin(set1(88.3f), vmax(set1(-87.3f), x));
   vf scaled = x * 1.44269504f;
-  vi n = __builtin_convertvector(scaled + (scaled < 0.f ? set1(-0.5f) : set1(0.5f)), vi);
+  vf half = (vf)(((vi)scaled & INT32_MIN) | (vi)set1(0.5f));
+  vi n = __builtin_convertvector(scaled + half, vi);
   vf nf = to_float(n);
   vf r = fmadd(nf, set1(-0.693359375f), x);
   r = fmadd(nf, set1(2.12194440e-4f), r);

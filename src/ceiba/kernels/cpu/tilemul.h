@@ -6,8 +6,8 @@
 // Activations of 8 bits (--enable-int8-activations) take the first product alone. Plain bfloat16 weights meet activations as
 // sums of two bfloat16 values, which leaves a relative error of 2^-17.
 //
-// A tile's sums reach vector registers through memory, and a load of what a tile has just stored waits for long. So blocks
-// are folded some steps behind the products that run meanwhile.
+// A tile's sums reach vector registers through memory, and a load of what a tile has just stored waits for long. So a block
+// is folded one step behind the products, which run meanwhile. Two panels share the tiles of activations.
 
 enum Tile { A0 = 4, A1 = 5, B0 = 6, B1 = 7 };  // sums take 0 to 3
 
@@ -77,21 +77,19 @@ inline void panel_tiles_bf16(const uint8_t* panel, const SplitRows& x, int64_t c
 
 // ── packed weights ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-constexpr int TILE_BLOCKS = 24;  // decoded at a time: 24 KiB of codes stay in the first cache beside the activations
-constexpr int BEHIND = 2;        // blocks between a product and its fold
+constexpr int TILE_BLOCKS = 12;  // decoded at a time, of each of two panels: 24 KiB stay in the first cache
 
-// Decoded blocks of a panel. Of blocks in halves each half is a tile of its own, with zeros in place of the other.
-template <int PARTS>
+// Decoded blocks of a panel.
 struct TileBlocks {
-  alignas(64) int32_t codes[TILE_BLOCKS / PARTS][PARTS][TILE_WORDS];
-  BlockScales scales[TILE_BLOCKS / PARTS];
+  alignas(64) int32_t codes[TILE_BLOCKS][TILE_WORDS];
+  BlockScales scales[TILE_BLOCKS];
 };
 
 // Two 16-bit codes in each word as bfloat16 values.
 template <Kind K>
 CEIBA_INLINE vi code_values(vi pair) {
 #if defined(__AVX512BW__)
-  if constexpr (!Codec<K>::SIGNED && !Codec<K>::HALVES) {  // at most 5 bits
+  if constexpr (!Codec<K>::SIGNED) {  // at most 5 bits
     alignas(64) static constexpr uint16_t VALUES[32] = {
         0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
         0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0x4180, 0x4188, 0x4190, 0x4198, 0x41a0, 0x41a8,
@@ -102,9 +100,10 @@ CEIBA_INLINE vi code_values(vi pair) {
   return pair_of(to_float((pair << 16) >> 16), to_float(pair >> 16));
 }
 
-template <Kind K, int PARTS>
-inline void decode_tiles(PanelAt& panel, TileBlocks<PARTS>& w, int64_t blocks) {
+template <Kind K>
+inline void decode_tiles(PanelAt& panel, TileBlocks& w, int64_t blocks) {
   using C = Codec<K>;
+  static_assert(!C::HALVES);
   const uint8_t *head = panel.head, *body = panel.body;
   for (int64_t b = 0; b < blocks; b++, body += C::BLOCK) {
     int64_t at = panel.block + b;
@@ -116,107 +115,212 @@ inline void decode_tiles(PanelAt& panel, TileBlocks<PARTS>& w, int64_t blocks) {
     block_scales<K>(head, body, w.scales[b]);
     CEIBA_UNROLL
     for (int word = 0; word < 16; word++)
-      for (int v = 0; v < NV; v++) {
-        vi pair = code_values<K>(pair_of<K>(body, word, v));
-        for (int h = 0; h < PARTS; h++)
-          store_words(w.codes[b][h] + word * LANES + v * W, PARTS == 1 || word / 8 == h ? pair : vi{});
-      }
+      for (int v = 0; v < NV; v++)
+        store_words(w.codes[b] + word * LANES + v * W, code_values<K>(pair_of<K>(body, word, v)));
   }
   panel = {head, body, panel.block + blocks};
 }
 
-// Where one row tile's activations lie.
-struct TileRows {
-  const uint16_t *high, *low;
-  const BlockFacts* facts;
-  int64_t bytes;           // of a row of either
-  int64_t blocks;          // facts of a row
-};
+// The order of what a step does: whether sums begin as tiles loaded with zeros, and where the fold of the block before stands.
+enum How { LOAD_ZEROS = 1, STORE_FIRST = 2, MIXED = 4, NO_FOLD = 8, PAIRED = 16 };
+constexpr int HOW = PAIRED;
+alignas(64) constexpr float ZEROS[16] = {};
 
-// Products of block b, into sums C and C + 1.
-template <int PARTS, bool LOW, int C>
-CEIBA_INLINE void multiply_block(const int32_t (*codes)[TILE_WORDS], const TileRows& x, int64_t b, float (*sums)[TILE_WORDS]) {
-  tile_load<B0>(codes[0], 64);
-  if constexpr (PARTS == 2) tile_load<B1>(codes[1], 64);
-  tile_zero<C>();
-  if constexpr (PARTS == 2) tile_zero<C + 1>();
-  tile_load<A0>(x.high + 32 * b, x.bytes);
-  tile_multiply<C, A0, B0>();
-  if constexpr (PARTS == 2) tile_multiply<C + 1, A0, B1>();
-  if constexpr (LOW) {
-    tile_load<A1>(x.low + 32 * b, x.bytes);
-    tile_multiply<C, A1, B0>();
-    if constexpr (PARTS == 2) tile_multiply<C + 1, A1, B1>();
+// acc[p] of up to 16 rows += their sums of a block with panel p.
+template <int P, bool SIGNED>
+CEIBA_INLINE void fold_tile(const TileBlocks* w, int64_t b, const float (*sums)[TILE_WORDS], const TileFacts& known, int rows,
+                            float* const (&acc)[P], int64_t from) {
+  CEIBA_UNROLL
+  for (int v = 0; v < NV; v++) {
+    vf s[P], t[P];
+    float* to[P];
+    CEIBA_UNROLL
+    for (int p = 0; p < P; p++) {
+      to[p] = acc[p] + from + v * W;
+      s[p] = load(w[p].scales[b].scale[0] + v * W);
+      t[p] = load(w[p].scales[b].shift[0] + v * W);
+    }
+    for (int i = 0; i < rows; i += 4) {
+      CEIBA_UNROLL
+      for (int j = i; j < i + 4; j++)
+        CEIBA_UNROLL
+        for (int p = 0; p < P; p++) {
+          float* at = to[p] + j * LANES;
+          vf sum = load(sums[p] + j * LANES + v * W);
+          store(at, fold<SIGNED>(load(at), sum, s[p], t[p], known.scale[j], known.sum[j]));
+        }
+    }
   }
-  tile_store<C>(sums[0], 64);
-  if constexpr (PARTS == 2) tile_store<C + 1>(sums[1], 64);
 }
 
-template <int PARTS, bool SIGNED, int ROWS>
-CEIBA_INLINE void fold_block(const BlockScales& scales, const float (*sums)[TILE_WORDS], const TileRows& x, int64_t b,
-                             vf (&acc)[ROWS][NV]) {
+// acc[p] of up to 16 · G rows += x · (decoded blocks of panel p)ᵀ. All sums of a block begin and end together: a zeroed tile
+// waits for every product under way.
+template <int P, int G, bool LOW, bool SIGNED, int H>
+__attribute__((noinline)) void tile_group(const TileBlocks* w, int64_t blocks, TiledRows x, int64_t row_tile, int rows,
+                                          float* const (&acc)[P]) {
+  constexpr int SIZE = 32 * TILE_M, STEP = LOW ? 2 * SIZE : SIZE;
+  alignas(64) float sums[2][G][P][TILE_WORDS];
+  auto each = [](const auto& run) __attribute__((always_inline)) {
+    run(Count<0>{});
+    if constexpr (G > 1) run(Count<1>{});
+  };
+  auto fold_one = [&](int64_t b, int g) __attribute__((always_inline)) {
+    if constexpr (!(H & NO_FOLD))
+      fold_tile<P, SIGNED>(w, b, sums[b & 1][g], x.facts[g * row_tile + b], imin(TILE_M, rows - TILE_M * g), acc, g * TILE_M * LANES);
+  };
+  auto fold_all = [&](int64_t b) __attribute__((always_inline)) { each([&](auto g) { fold_one(b, g.value); }); };
+  for (int64_t b = 0; b < blocks; b++) {
+    tile_load<B0>(w[0].codes[b], 64);
+    if constexpr (P > 1) tile_load<B1>(w[P - 1].codes[b], 64);
+    each([&](auto g) {
+      constexpr int C = P * decltype(g)::value;
+      if constexpr (H & LOAD_ZEROS) {
+        tile_load<C>(ZEROS, 0);
+        if constexpr (P > 1) tile_load<C + 1>(ZEROS, 0);
+      } else {
+        tile_zero<C>();
+        if constexpr (P > 1) tile_zero<C + 1>();
+      }
+    });
+    auto multiply = [&](auto g, int part) __attribute__((always_inline)) {
+      constexpr int AT = decltype(g)::value, C = P * AT, A = AT ? A1 : A0;
+      tile_load<A>(x.values + g.value * row_tile * STEP + b * STEP + part * SIZE, 64);
+      tile_multiply<C, A, B0>();
+      if constexpr (P > 1) tile_multiply<C + 1, A, B1>();
+    };
+    each([&](auto g) { multiply(g, 0); });
+    if ((H & MIXED) && b > 0) fold_one(b - 1, 0);
+    if constexpr (LOW) each([&](auto g) { multiply(g, 1); });
+    if ((H & MIXED) && G > 1 && b > 0) fold_one(b - 1, 1);
+    if (!(H & (MIXED | STORE_FIRST)) && b > 0) fold_all(b - 1);
+    each([&](auto g) {
+      constexpr int C = P * decltype(g)::value;
+      tile_store<C>(sums[b & 1][g.value][0], 64);
+      if constexpr (P > 1) tile_store<C + 1>(sums[b & 1][g.value][1], 64);
+    });
+    if ((H & STORE_FIRST) && b > 0) fold_all(b - 1);
+  }
+  fold_all(blocks - 1);
+}
+
+// acc[p] of up to 16 rows += their sums of N blocks from `b` on, sums [N][P], with panel p.
+template <int P, int N, bool SIGNED>
+CEIBA_INLINE void fold_blocks(const TileBlocks* w, int64_t b, const float (*sums)[TILE_WORDS], const TileFacts* known, int rows,
+                              float* const (&acc)[P]) {
   CEIBA_UNROLL
-  for (int v = 0; v < NV; v++)
+  for (int v = 0; v < NV; v++) {
+    vf s[N][P], t[N][P];
+    float* to[P];
     CEIBA_UNROLL
-    for (int h = 0; h < PARTS; h++) {
-      vf s = load(scales.scale[h] + v * W), t = load(scales.shift[h] + v * W);
-      const BlockFacts* known = x.facts + b;
+    for (int p = 0; p < P; p++) {
+      to[p] = acc[p] + v * W;
       CEIBA_UNROLL
-      for (int i = 0; i < ROWS; i++, known += x.blocks) {
-        asm("" : "+r"(known));  // or GCC would work out, and spill, a place for every row
-        vf sum = load(sums[h] + i * LANES + v * W);
-        acc[i][v] = fold<SIGNED>(acc[i][v], sum, s, t, known->scale, sum_of<(PARTS > 1)>(*known, h));
+      for (int n = 0; n < N; n++) {
+        s[n][p] = load(w[p].scales[b + n].scale[0] + v * W);
+        t[n][p] = load(w[p].scales[b + n].shift[0] + v * W);
       }
     }
-}
-
-// acc [ROWS, 16] += x · (decoded blocks)ᵀ. Never inlined: its sums need all registers.
-template <int PARTS, bool LOW, bool SIGNED, int ROWS>
-__attribute__((noinline)) void packed_tile(const TileBlocks<PARTS>& w, int64_t blocks, TileRows x, float* to) {
-  constexpr int RING = 4;
-  static_assert(BEHIND < RING);
-  alignas(64) float sums[RING][PARTS][TILE_WORDS];
-  vf acc[ROWS][NV];
-  CEIBA_UNROLL
-  for (int i = 0; i < ROWS; i++)
-    for (int v = 0; v < NV; v++) acc[i][v] = load(to + i * LANES + v * W);
-  auto step = [&](int64_t b, auto odd) __attribute__((always_inline)) {
-    int64_t done = b - BEHIND;
-    if (b < blocks) multiply_block<PARTS, LOW, 2 * decltype(odd)::value>(w.codes[b], x, b, sums[b & (RING - 1)]);
-    if (done >= 0 && done < blocks) fold_block<PARTS, SIGNED>(w.scales[done], sums[done & (RING - 1)], x, done, acc);
-  };
-  for (int64_t b = 0; b < blocks + BEHIND; b += 2) {
-    step(b, Count<0>{});
-    step(b + 1, Count<1>{});
-  }
-  CEIBA_UNROLL
-  for (int i = 0; i < ROWS; i++)
-    for (int v = 0; v < NV; v++) store(to + i * LANES + v * W, acc[i][v]);
-}
-
-// acc [m in whole eights, 16] += x · panelᵀ
-template <Kind K, bool LOW>
-inline void packed_tiles(const uint8_t* panel, const PackedRows& x, int64_t cols, int m, float* acc) {
-  using C = Codec<K>;
-  constexpr int PARTS = C::HALVES ? 2 : 1, MOST = TILE_BLOCKS / PARTS;
-  TileBlocks<PARTS> w;
-  PanelAt at{panel, panel + C::HEAD, 0};
-  int64_t total = cols / 32, runs = (total + MOST - 1) / MOST, each = (total + runs - 1) / runs;
-  for (int64_t first = 0; first < total; first += each) {
-    int64_t blocks = lmin(each, total - first);
-    decode_tiles<K>(at, w, blocks);
-    for (int row = 0; row < m; row += 16) {
-      int64_t from = row * cols + 32 * first;
-      TileRows rows{x.high + from, LOW ? x.low + from : nullptr, x.facts + from / 32, 2 * cols, total};
-      float* to = acc + row * LANES;
-      if (m - row > 8) packed_tile<PARTS, LOW, C::SIGNED, 16>(w, blocks, rows, to);
-      else packed_tile<PARTS, LOW, C::SIGNED, 8>(w, blocks, rows, to);
+    for (int i = 0; i < rows; i += 4) {
+      CEIBA_UNROLL
+      for (int j = i; j < i + 4; j++)
+        CEIBA_UNROLL
+        for (int p = 0; p < P; p++) {
+          float* at = to[p] + j * LANES;
+          vf total = load(at);
+          CEIBA_UNROLL
+          for (int n = 0; n < N; n++)
+            total = fold<SIGNED>(total, load(sums[n * P + p] + j * LANES + v * W), s[n][p], t[n][p], known[n].scale[j], known[n].sum[j]);
+          store(at, total);
+        }
     }
   }
 }
 
-// acc [m in whole eights, 16] += x · panelᵀ
-template <Kind K>
-inline void panel_tiles(const uint8_t* panel, const PackedRows& x, int64_t cols, int m, float* acc) {
-  return x.low ? packed_tiles<K, true>(panel, x, cols, m, acc) : packed_tiles<K, false>(panel, x, cols, m, acc);
+// acc[p] of up to 16 rows += x · (decoded blocks of panel p)ᵀ, two blocks at a time.
+template <int P, bool LOW, bool SIGNED, int H>
+__attribute__((noinline)) void tile_steps(const TileBlocks* w, int64_t blocks, TiledRows x, int rows, float* const (&acc)[P]) {
+  constexpr int SIZE = 32 * TILE_M, STEP = LOW ? 2 * SIZE : SIZE;
+  alignas(64) float sums[2][2 * P][TILE_WORDS];
+  rows = imin(rows, TILE_M);
+  // Products of block b into sums C on.
+  auto multiply = [&](int64_t b, auto first) __attribute__((always_inline)) {
+    constexpr int C = decltype(first)::value, A = C ? A1 : A0;
+    tile_load<B0>(w[0].codes[b], 64);
+    if constexpr (P > 1) tile_load<B1>(w[P - 1].codes[b], 64);
+    tile_load<A>(x.values + b * STEP, 64);
+    tile_multiply<C, A, B0>();
+    if constexpr (P > 1) tile_multiply<C + 1, A, B1>();
+    if constexpr (LOW) {
+      tile_load<A>(x.values + b * STEP + SIZE, 64);
+      tile_multiply<C, A, B0>();
+      if constexpr (P > 1) tile_multiply<C + 1, A, B1>();
+    }
+  };
+  auto clear = [&](auto sum) __attribute__((always_inline)) {
+    if constexpr (H & LOAD_ZEROS) tile_load<decltype(sum)::value>(ZEROS, 0);
+    else tile_zero<decltype(sum)::value>();
+  };
+  auto fold_step = [&](int64_t b, int slot) __attribute__((always_inline)) {
+    if constexpr (!(H & NO_FOLD)) fold_blocks<P, 2, SIGNED>(w, b, sums[slot], x.facts + b, rows, acc);
+  };
+  int64_t b = 0;
+  int slot = 0;
+  for (; b + 2 <= blocks; b += 2, slot ^= 1) {
+    clear(Count<0>{});
+    clear(Count<1>{});
+    if constexpr (P > 1) clear(Count<2>{}), clear(Count<3>{});
+    multiply(b, Count<0>{});
+    multiply(b + 1, Count<P>{});
+    if (!(H & STORE_FIRST) && b > 0) fold_step(b - 2, slot ^ 1);
+    tile_store<0>(sums[slot][0], 64);
+    tile_store<1>(sums[slot][1], 64);
+    if constexpr (P > 1) {
+      tile_store<2>(sums[slot][2], 64);
+      tile_store<3>(sums[slot][3], 64);
+    }
+    if ((H & STORE_FIRST) && b > 0) fold_step(b - 2, slot ^ 1);
+  }
+  if (b > 0) fold_step(b - 2, slot ^ 1);
+  if (b < blocks) {
+    clear(Count<0>{});
+    if constexpr (P > 1) clear(Count<1>{});
+    multiply(b, Count<0>{});
+    tile_store<0>(sums[0][0], 64);
+    if constexpr (P > 1) tile_store<1>(sums[0][1], 64);
+    fold_blocks<P, 1, SIGNED>(w, b, sums[0], x.facts + b, rows, acc);
+  }
+}
+
+// acc[p] [m in whole tiles, 16] += x · (panel p)ᵀ
+template <Kind K, int P, bool LOW, int H = HOW>
+inline void packed_tiles(const uint8_t* const (&panel)[P], const TiledRows& x, int64_t cols, int m, float* const (&acc)[P]) {
+  using C = Codec<K>;
+  TileBlocks w[P];
+  PanelAt at[P];
+  for (int p = 0; p < P; p++) at[p] = {panel[p], panel[p] + C::HEAD, 0};
+  int64_t total = cols / 32, runs = (total + TILE_BLOCKS - 1) / TILE_BLOCKS, each = (total + runs - 1) / runs;
+  for (int64_t first = 0; first < total; first += each) {
+    int64_t blocks = lmin(each, total - first);
+    for (int p = 0; p < P; p++) decode_tiles<K>(at[p], w[p], blocks);
+    for (int row = 0; row < m; row += 32) {
+      int64_t tile = row / TILE_M * total + first;
+      TiledRows here{x.values + tile * (32 * TILE_M) * (LOW ? 2 : 1), x.facts + tile, x.parts};
+      float* to[P];
+      for (int p = 0; p < P; p++) to[p] = acc[p] + row * LANES;
+      if constexpr (H & PAIRED) {
+        tile_steps<P, LOW, C::SIGNED, H>(w, blocks, here, m - row, to);
+        if (m - row <= TILE_M) continue;
+        for (int p = 0; p < P; p++) to[p] += TILE_WORDS;
+        here = {here.values + total * (32 * TILE_M) * (LOW ? 2 : 1), here.facts + total, x.parts};
+        tile_steps<P, LOW, C::SIGNED, H>(w, blocks, here, m - row - TILE_M, to);
+      } else if (m - row > TILE_M) tile_group<P, 2, LOW, C::SIGNED, H>(w, blocks, here, total, imin(32, m - row), to);
+      else tile_group<P, 1, LOW, C::SIGNED, H>(w, blocks, here, total, m - row, to);
+    }
+  }
+}
+
+template <Kind K, int P>
+inline void panel_tiles(const uint8_t* const (&panel)[P], const TiledRows& x, int64_t cols, int m, float* const (&acc)[P]) {
+  if constexpr (!Codec<K>::HALVES)
+    return x.parts == 2 ? packed_tiles<K, P, true>(panel, x, cols, m, acc) : packed_tiles<K, P, false>(panel, x, cols, m, acc);
 }
