@@ -121,88 +121,6 @@ inline void decode_tiles(PanelAt& panel, TileBlocks& w, int64_t blocks) {
   panel = {head, body, panel.block + blocks};
 }
 
-// The order of what a step does: whether sums begin as tiles loaded with zeros, and where the fold of the block before stands.
-enum How { LOAD_ZEROS = 1, STORE_FIRST = 2, MIXED = 4, NO_FOLD = 8, PAIRED = 16 };
-constexpr int HOW = PAIRED;
-alignas(64) constexpr float ZEROS[16] = {};
-
-// acc[p] of up to 16 rows += their sums of a block with panel p.
-template <int P, bool SIGNED>
-CEIBA_INLINE void fold_tile(const TileBlocks* w, int64_t b, const float (*sums)[TILE_WORDS], const TileFacts& known, int rows,
-                            float* const (&acc)[P], int64_t from) {
-  CEIBA_UNROLL
-  for (int v = 0; v < NV; v++) {
-    vf s[P], t[P];
-    float* to[P];
-    CEIBA_UNROLL
-    for (int p = 0; p < P; p++) {
-      to[p] = acc[p] + from + v * W;
-      s[p] = load(w[p].scales[b].scale[0] + v * W);
-      t[p] = load(w[p].scales[b].shift[0] + v * W);
-    }
-    for (int i = 0; i < rows; i += 4) {
-      CEIBA_UNROLL
-      for (int j = i; j < i + 4; j++)
-        CEIBA_UNROLL
-        for (int p = 0; p < P; p++) {
-          float* at = to[p] + j * LANES;
-          vf sum = load(sums[p] + j * LANES + v * W);
-          store(at, fold<SIGNED>(load(at), sum, s[p], t[p], known.scale[j], known.sum[j]));
-        }
-    }
-  }
-}
-
-// acc[p] of up to 16 · G rows += x · (decoded blocks of panel p)ᵀ. All sums of a block begin and end together: a zeroed tile
-// waits for every product under way.
-template <int P, int G, bool LOW, bool SIGNED, int H>
-__attribute__((noinline)) void tile_group(const TileBlocks* w, int64_t blocks, TiledRows x, int64_t row_tile, int rows,
-                                          float* const (&acc)[P]) {
-  constexpr int SIZE = 32 * TILE_M, STEP = LOW ? 2 * SIZE : SIZE;
-  alignas(64) float sums[2][G][P][TILE_WORDS];
-  auto each = [](const auto& run) __attribute__((always_inline)) {
-    run(Count<0>{});
-    if constexpr (G > 1) run(Count<1>{});
-  };
-  auto fold_one = [&](int64_t b, int g) __attribute__((always_inline)) {
-    if constexpr (!(H & NO_FOLD))
-      fold_tile<P, SIGNED>(w, b, sums[b & 1][g], x.facts[g * row_tile + b], imin(TILE_M, rows - TILE_M * g), acc, g * TILE_M * LANES);
-  };
-  auto fold_all = [&](int64_t b) __attribute__((always_inline)) { each([&](auto g) { fold_one(b, g.value); }); };
-  for (int64_t b = 0; b < blocks; b++) {
-    tile_load<B0>(w[0].codes[b], 64);
-    if constexpr (P > 1) tile_load<B1>(w[P - 1].codes[b], 64);
-    each([&](auto g) {
-      constexpr int C = P * decltype(g)::value;
-      if constexpr (H & LOAD_ZEROS) {
-        tile_load<C>(ZEROS, 0);
-        if constexpr (P > 1) tile_load<C + 1>(ZEROS, 0);
-      } else {
-        tile_zero<C>();
-        if constexpr (P > 1) tile_zero<C + 1>();
-      }
-    });
-    auto multiply = [&](auto g, int part) __attribute__((always_inline)) {
-      constexpr int AT = decltype(g)::value, C = P * AT, A = AT ? A1 : A0;
-      tile_load<A>(x.values + g.value * row_tile * STEP + b * STEP + part * SIZE, 64);
-      tile_multiply<C, A, B0>();
-      if constexpr (P > 1) tile_multiply<C + 1, A, B1>();
-    };
-    each([&](auto g) { multiply(g, 0); });
-    if ((H & MIXED) && b > 0) fold_one(b - 1, 0);
-    if constexpr (LOW) each([&](auto g) { multiply(g, 1); });
-    if ((H & MIXED) && G > 1 && b > 0) fold_one(b - 1, 1);
-    if (!(H & (MIXED | STORE_FIRST)) && b > 0) fold_all(b - 1);
-    each([&](auto g) {
-      constexpr int C = P * decltype(g)::value;
-      tile_store<C>(sums[b & 1][g.value][0], 64);
-      if constexpr (P > 1) tile_store<C + 1>(sums[b & 1][g.value][1], 64);
-    });
-    if ((H & STORE_FIRST) && b > 0) fold_all(b - 1);
-  }
-  fold_all(blocks - 1);
-}
-
 // acc[p] of up to 16 rows += their sums of N blocks from `b` on, sums [N][P], with panel p.
 template <int P, int N, bool SIGNED>
 CEIBA_INLINE void fold_blocks(const TileBlocks* w, int64_t b, const float (*sums)[TILE_WORDS], const TileFacts* known, int rows,
@@ -236,8 +154,9 @@ CEIBA_INLINE void fold_blocks(const TileBlocks* w, int64_t b, const float (*sums
   }
 }
 
-// acc[p] of up to 16 rows += x · (decoded blocks of panel p)ᵀ, two blocks at a time.
-template <int P, bool LOW, bool SIGNED, int H>
+// acc[p] of up to 16 rows += x · (decoded blocks of panel p)ᵀ, two blocks at a time: their sums begin and end together,
+// since a zeroed tile waits for every product under way.
+template <int P, bool LOW, bool SIGNED>
 __attribute__((noinline)) void tile_steps(const TileBlocks* w, int64_t blocks, TiledRows x, int rows, float* const (&acc)[P]) {
   constexpr int SIZE = 32 * TILE_M, STEP = LOW ? 2 * SIZE : SIZE;
   alignas(64) float sums[2][2 * P][TILE_WORDS];
@@ -256,34 +175,29 @@ __attribute__((noinline)) void tile_steps(const TileBlocks* w, int64_t blocks, T
       if constexpr (P > 1) tile_multiply<C + 1, A, B1>();
     }
   };
-  auto clear = [&](auto sum) __attribute__((always_inline)) {
-    if constexpr (H & LOAD_ZEROS) tile_load<decltype(sum)::value>(ZEROS, 0);
-    else tile_zero<decltype(sum)::value>();
-  };
   auto fold_step = [&](int64_t b, int slot) __attribute__((always_inline)) {
-    if constexpr (!(H & NO_FOLD)) fold_blocks<P, 2, SIGNED>(w, b, sums[slot], x.facts + b, rows, acc);
+    fold_blocks<P, 2, SIGNED>(w, b, sums[slot], x.facts + b, rows, acc);
   };
   int64_t b = 0;
   int slot = 0;
   for (; b + 2 <= blocks; b += 2, slot ^= 1) {
-    clear(Count<0>{});
-    clear(Count<1>{});
-    if constexpr (P > 1) clear(Count<2>{}), clear(Count<3>{});
+    tile_zero<0>();
+    tile_zero<1>();
+    if constexpr (P > 1) tile_zero<2>(), tile_zero<3>();
     multiply(b, Count<0>{});
     multiply(b + 1, Count<P>{});
-    if (!(H & STORE_FIRST) && b > 0) fold_step(b - 2, slot ^ 1);
+    if (b > 0) fold_step(b - 2, slot ^ 1);
     tile_store<0>(sums[slot][0], 64);
     tile_store<1>(sums[slot][1], 64);
     if constexpr (P > 1) {
       tile_store<2>(sums[slot][2], 64);
       tile_store<3>(sums[slot][3], 64);
     }
-    if ((H & STORE_FIRST) && b > 0) fold_step(b - 2, slot ^ 1);
   }
   if (b > 0) fold_step(b - 2, slot ^ 1);
   if (b < blocks) {
-    clear(Count<0>{});
-    if constexpr (P > 1) clear(Count<1>{});
+    tile_zero<0>();
+    if constexpr (P > 1) tile_zero<1>();
     multiply(b, Count<0>{});
     tile_store<0>(sums[0][0], 64);
     if constexpr (P > 1) tile_store<1>(sums[0][1], 64);
@@ -292,7 +206,7 @@ __attribute__((noinline)) void tile_steps(const TileBlocks* w, int64_t blocks, T
 }
 
 // acc[p] [m in whole tiles, 16] += x · (panel p)ᵀ
-template <Kind K, int P, bool LOW, int H = HOW>
+template <Kind K, int P, bool LOW>
 inline void packed_tiles(const uint8_t* const (&panel)[P], const TiledRows& x, int64_t cols, int m, float* const (&acc)[P]) {
   using C = Codec<K>;
   TileBlocks w[P];
@@ -302,19 +216,12 @@ inline void packed_tiles(const uint8_t* const (&panel)[P], const TiledRows& x, i
   for (int64_t first = 0; first < total; first += each) {
     int64_t blocks = lmin(each, total - first);
     for (int p = 0; p < P; p++) decode_tiles<K>(at[p], w[p], blocks);
-    for (int row = 0; row < m; row += 32) {
+    for (int row = 0; row < m; row += TILE_M) {
       int64_t tile = row / TILE_M * total + first;
       TiledRows here{x.values + tile * (32 * TILE_M) * (LOW ? 2 : 1), x.facts + tile, x.parts};
       float* to[P];
       for (int p = 0; p < P; p++) to[p] = acc[p] + row * LANES;
-      if constexpr (H & PAIRED) {
-        tile_steps<P, LOW, C::SIGNED, H>(w, blocks, here, m - row, to);
-        if (m - row <= TILE_M) continue;
-        for (int p = 0; p < P; p++) to[p] += TILE_WORDS;
-        here = {here.values + total * (32 * TILE_M) * (LOW ? 2 : 1), here.facts + total, x.parts};
-        tile_steps<P, LOW, C::SIGNED, H>(w, blocks, here, m - row - TILE_M, to);
-      } else if (m - row > TILE_M) tile_group<P, 2, LOW, C::SIGNED, H>(w, blocks, here, total, imin(32, m - row), to);
-      else tile_group<P, 1, LOW, C::SIGNED, H>(w, blocks, here, total, m - row, to);
+      tile_steps<P, LOW, C::SIGNED>(w, blocks, here, m - row, to);
     }
   }
 }
