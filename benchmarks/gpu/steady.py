@@ -1,12 +1,12 @@
 """Where a steady decode step goes: how much of it kernels fill, which kernels, what host and scheduler add. The real
 scheduler and runner in this process, dummy weights, prompts of random tokens.
 
-    PYTHONPATH=src python benchmarks/gpu/steady.py [--models 8b,30b] [--batches 64,256] [--flags fp8,kv8,mixed]
+    PYTHONPATH=src python benchmarks/gpu/steady.py [--models 8b,30b] [--batches 64,256] [--flags fp8,kv8] [--chunk 1280]
 
 Busy share: the union of all kernel and copy intervals over the span from the first to the last of the profiled steps.
 Host: wall time of a step outside of waiting for results, split into what the runner launches and what the scheduler
 plans and applies. Waits: calls in which the host waited for the device, by name; in a steady state only the one for the
-step before last. With ``mixed``, prompts wait at every step, which then decodes and computes a chunk at once.
+step before last. With ``--chunk``, prompts wait at every step, which then decodes and computes so many tokens in all.
 """
 
 from __future__ import annotations
@@ -55,12 +55,18 @@ class Clocked:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
+        self.reset()
+
+    def reset(self) -> None:
         self.launching = self.waiting = 0.0
+        self.prompt_tokens = 0
+        self.hits = self.runner.stats().get("graph_hits", 0.0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
 
     def forward(self, plan: Any) -> Any:
+        self.prompt_tokens += int(plan.lengths[: plan.num_prefill].sum())
         begun = time.perf_counter()
         try:
             return self.runner.forward(plan)
@@ -84,7 +90,7 @@ class Clocked:
         return result
 
 
-def build(name: str, flags: set[str], device: str, tokens: int) -> tuple[Scheduler, Port, Clocked]:
+def build(name: str, flags: set[str], device: str, tokens: int, chunk: int) -> tuple[Scheduler, Port, Clocked]:
     path = str(write_model(name))
     cuda = device == "cuda"
     sizes = {"decode": 256, "prefill": 2048}
@@ -97,12 +103,12 @@ def build(name: str, flags: set[str], device: str, tokens: int) -> tuple[Schedul
             dtype="bfloat16" if cuda else "float32", quantization="fp8" if "fp8" in flags else None,
         ),
         scheduler=SchedulerConfig(
-            max_running_requests=512, max_total_tokens=tokens, chunked_prefill_size=8192,
-            enable_mixed_chunk="mixed" in flags, mixed_chunk_target=0.027 if "mixed" in flags else 0.0,
+            max_running_requests=512, max_total_tokens=tokens, chunked_prefill_size=chunk or 8192,
+            enable_mixed_chunk=chunk > 0,
         ),
         runner=RunnerConfig(
             device=device, attention_backend="triton" if cuda else "torch_native", mem_fraction_static=0.9,
-            cpu_kernels=False, mixed_steps="mixed" in flags,
+            cpu_kernels=False, mixed_steps=chunk > 0,
             kv_cache_dtype="fp8_e4m3" if "kv8" in flags else "auto", **graphs,
         ),
     )  # fmt: skip
@@ -122,9 +128,9 @@ def send(port: Port, rids: list[str], context: int, new: int) -> None:
         )
 
 
-def fill(scheduler: Scheduler, port: Port, batch: int, context: int) -> None:
-    """``batch`` requests with ``context`` tokens each, prefilled, that will decode on."""
-    send(port, [f"{batch}-{index}" for index in range(batch)], context, 4 * STEPS)
+def fill(scheduler: Scheduler, port: Port, batch: int, context: int, new: int) -> None:
+    """``batch`` requests with ``context`` tokens each, prefilled, that will decode on: up to ``new`` tokens."""
+    send(port, [f"{batch}-{index}" for index in range(batch)], context, new)
     scheduler.step()
     while len(scheduler.rows.running()) < batch:
         scheduler.step()
@@ -134,14 +140,20 @@ def fill(scheduler: Scheduler, port: Port, batch: int, context: int) -> None:
 
 def timed(scheduler: Scheduler, runner: Clocked) -> dict[str, float]:
     """Milliseconds of a step."""
-    runner.launching = runner.waiting = 0.0
+    runner.reset()
     begun = time.perf_counter()
     for _ in range(STEPS):
         scheduler.step()
     total = time.perf_counter() - begun
     unit = 1e3 / STEPS
     own = total - runner.launching - runner.waiting
-    return {"step": total * unit, "launch": runner.launching * unit, "scheduler": own * unit}
+    return {
+        "step": total * unit,
+        "launch": runner.launching * unit,
+        "scheduler": own * unit,
+        "prompt": runner.prompt_tokens / STEPS,
+        "captured": (runner.runner.stats().get("graph_hits", 0.0) - runner.hits) / STEPS,
+    }
 
 
 def union(intervals: list[tuple[float, float]]) -> float:
@@ -154,7 +166,7 @@ def union(intervals: list[tuple[float, float]]) -> float:
 
 
 def profiled(scheduler: Scheduler) -> tuple[float, list[tuple[str, float]], Counter[str]]:
-    """(busy share of the span, kernels with their share of busy time, waits of the host by name)."""
+    """(busy share of the span, kernels with their milliseconds a step, waits of the host by name)."""
     # The device alone: recording the host's operations as well would slow it.
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(PROFILED):
@@ -170,8 +182,7 @@ def profiled(scheduler: Scheduler) -> tuple[float, list[tuple[str, float]], Coun
             waits[event.name] += 1
     span = max(end for _, end in device) - min(begin for begin, _ in device)
     busy = union(device)
-    total = sum(times.values())
-    return busy / span, [(name, spent / total) for name, spent in times.most_common(8)], waits
+    return busy / span, [(name, spent / 1e3 / PROFILED) for name, spent in times.most_common(16)], waits
 
 
 def main() -> None:
@@ -180,29 +191,36 @@ def main() -> None:
     parser.add_argument("--batches", default="64,256")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--flags", default="", help="fp8: eight-bit weights; kv8: eight-bit KV cache")
+    parser.add_argument("--chunk", type=int, default=0, help="tokens of a step, filled up from waiting prompts")
     parser.add_argument("--device", default="cuda", help="cpu: to try this script; no busy share")
     options = parser.parse_args()
     flags = set(filter(None, options.flags.split(",")))
     batches = [int(batch) for batch in options.batches.split(",")]
-    tokens = 2 * max(batches) * (options.context + 4 * STEPS)
-    rows = ["| model | batch | step ms | busy share | host: launches ms | host: scheduler ms | waits a step |",
-            "|---|---|---|---|---|---|---|"]  # fmt: skip
+    tokens = 2 * max(batches) * (options.context + 16 * STEPS)
+    rows = ["| model | batch | prompt tokens a step | step ms | captured | busy share | host: launches ms | "
+            "host: scheduler ms | waits a step |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for name in options.models.split(","):
-        scheduler, port, runner = build(name, flags, options.device, tokens)
+        scheduler, port, runner = build(name, flags, options.device, tokens, options.chunk)
         for batch in batches:
-            fill(scheduler, port, batch, options.context)
-            if "mixed" in flags:  # one token each: they come and go, and the batch stays what it is
-                send(port, [f"{batch}-new-{index}" for index in range(STEPS + 2 * PROFILED)], options.context, 1)
+            new = 4 * STEPS + (2 * batch * options.context // options.chunk if options.chunk else 0)
+            fill(scheduler, port, batch, options.context, new)
+            if options.chunk:  # one token each: they come and go, and the batch stays what it is
+                count = (STEPS + 2 * PROFILED) * options.chunk // options.context
+                send(port, [f"{batch}-new-{index}" for index in range(count)], options.context, 1)
+                for _ in range(8):
+                    scheduler.step()
             spent = timed(scheduler, runner)
             share, kernels, waits = (0.0, [], Counter[str]()) if options.device == "cpu" else profiled(scheduler)
             seen = ", ".join(f"{what} {count / PROFILED:.1f}" for what, count in waits.items())
+            what = [name, *sorted(flags), *([f"mixed {options.chunk}"] if options.chunk else [])]
             rows.append(
-                f"| {' '.join([name, *sorted(flags)])} | {batch} | {spent['step']:.3f} | {share:.1%} | "
+                f"| {' '.join(what)} | {batch} | {spent['prompt']:.0f} | "
+                f"{spent['step']:.3f} | {spent['captured']:.0%} | {share:.1%} | "
                 f"{spent['launch']:.3f} | {spent['scheduler']:.3f} | {seen} |"
             )
             print(rows[-1])
             for kernel, part in kernels:
-                print(f"    {part:6.1%}  {kernel}", flush=True)
+                print(f"    {part:7.3f} ms  {kernel}", flush=True)
             scheduler.abort_all("measured")
             while not scheduler.idle:
                 scheduler.step(0.0)

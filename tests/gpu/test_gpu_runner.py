@@ -207,3 +207,24 @@ def test_half_precision_captured_and_eager(case: str, tmp_path: Path) -> None:
         for request in (a, b):
             got = request.logits[0].cpu()
             assert (got - wanted).norm() / wanted.norm() < 0.05
+
+
+def test_captured_chunks_gather_their_prefix(tmp_path: Path) -> None:
+    """Chunks long enough for the cached part to be gathered first, alone and beside decodes, and a short last one whose
+    prefix is read through the slot table."""
+    model = reference("qwen3")
+    model.save_pretrained(tmp_path)
+    texts = prompts([700, 640, 90])
+    sizes = {"context_len": 1024, "max_total_tokens": 8192}
+    for options in ({**GRAPHS, "cuda_graph_max_bs_prefill": 512}, EAGER):
+        driver = make(tmp_path, dtype="bfloat16", **options, **sizes)
+        alone = Request(list(texts[0]))
+        driver.run([alone], 2, chunk=300)
+        hits = driver.runner.stats()["graph_hits"]
+        mixed = [Request(list(text)) for text in texts]
+        driver.run(mixed, 4, chunk=300, mixed=True)
+        assert (driver.runner.stats()["graph_hits"] > hits) == (options is not EAGER)
+        for request in (alone, *mixed):
+            wanted = logits_of(model, request.tokens[:-1])[len(request.prompt) - 1 :]
+            got = torch.stack(request.logits).cpu()
+            assert (got - wanted).norm() / wanted.norm() < 0.05

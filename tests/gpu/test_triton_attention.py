@@ -12,7 +12,7 @@ import torch
 from ceiba.attention.shared_prefix import MAX_PARTS, plan_shared
 from ceiba.core.step import PrefixGroup
 from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_parts, shared_tile
-from ceiba.kernels.triton.prefill import plan_tiles, prefill, prefill_shape
+from ceiba.kernels.triton.prefill import merge_parts, plan_tiles, prefill, prefill_shape
 
 B = torch.bfloat16
 SHAPES = [(32, 8, 128), (32, 4, 128), (9, 3, 64), (14, 2, 64), (8, 8, 80), (8, 1, 256)]
@@ -162,3 +162,18 @@ def test_prefill(heads: int, kv_heads: int, dim: int, kind: str, pooled: bool, g
         mine = slice(ends[b] - lengths[b], ends[b])
         expected = ref.attention(q[mine], *cache.of(b), dim**-0.5, **extra)
         assert ref.error(out[mine], expected) < ref.BF16_BOUND, (b, lengths[b], cached[b])
+
+
+@pytest.mark.parametrize(("rows", "heads", "dim"), [(37, 3, 64), (16, 2, 80)])
+def test_the_softmax_over_two_sets_from_the_softmax_over_each(rows: int, heads: int, dim: int) -> None:
+    q = torch.randn(rows, heads, dim, device=ref.DEVICE)
+    keys, values = torch.randn(2, 50, heads, dim, device=ref.DEVICE)
+    parts = []
+    for part in (slice(0, 31), slice(31, 50)):
+        logits = torch.einsum("thd,nhd->htn", q.double(), keys[part].double())
+        wide = torch.full((rows, heads + 2, dim), float("nan"), device=ref.DEVICE)  # a row stride of its own
+        wide[:, :heads] = ref.attention(q, keys[part], values[part], 1.0, causal=False)
+        parts += [wide[:, :heads], logits.logsumexp(-1).float()]
+    out = ref.poisoned(rows, heads, dim, dtype=torch.float32)
+    merge_parts(*parts, out)
+    assert ref.error(out, ref.attention(q, keys, values, 1.0, causal=False)) < 1e-6

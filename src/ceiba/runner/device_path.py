@@ -239,7 +239,9 @@ class DevicePath:
         attention: Any = self.attention
         count = plan.num_prefill
         running = plan.num_segments - count
-        tiles = attention.cut_prefill(plan.rows[:count], plan.starts[:count], plan.lengths[:count], running)
+        tiles = attention.cut_prefill(
+            plan.rows[:count], plan.starts[:count], plan.lengths[:count], running, self.rows.slot_table
+        )
         room = self._num_tiles(size)
         if tiles is None or len(tiles) > room:
             return None

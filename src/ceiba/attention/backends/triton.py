@@ -12,6 +12,7 @@ import torch
 
 from ceiba.attention.base import AttentionBatch, AttentionLayer, Capabilities
 from ceiba.attention.shared_prefix import MAX_PARTS, SharedPlan, plan_shared
+from ceiba.kernels import cudnn
 from ceiba.kernels.triton.decode import (
     ITEM_FIELDS,
     DecodeWorkspace,
@@ -21,7 +22,7 @@ from ceiba.kernels.triton.decode import (
 )
 from ceiba.kernels.triton.gather import write_kv
 from ceiba.kernels.triton.launch import num_multiprocessors, power_of_two
-from ceiba.kernels.triton.prefill import GATHER_TOKENS, plan_tiles, prefill, prefill_shape
+from ceiba.kernels.triton.prefill import GATHER_TOKENS, gather_slots, plan_tiles, prefill, prefill_shape
 from ceiba.memory.pool import KVPool
 
 Tensor = torch.Tensor
@@ -37,9 +38,14 @@ CAPABILITIES = Capabilities(
     shared_prefix=True,
     cuda_graph=True,
 )
+CAPTURED_PREFIX = 4096
+"""Cached tokens that a captured step can gather; beyond them it reads prefixes through the slot table."""
 CAPTURED_PAIRS = 1 << 22
 """New tokens times cached ones up to which a captured step reads prefixes through the slot table, which takes some 40%
 longer than from contiguous rows: by arithmetic at most 2 ms a step, far below launching kernels one by one."""
+LONG_TOKENS, LONG_GRAIN, LONG_SEGMENTS = 4096, 1024, 4
+"""Eager prefills of at most so many segments, each of so many new tokens or more, go to cuDNN, where new and cached
+tokens are multiples of the grain: chunks of long prompts, whose shapes come again."""
 STAGING_BUFFERS = 3
 """Host buffers in rotation: a step's copy may still be under way while the next steps are planned."""
 
@@ -97,7 +103,9 @@ class TritonAttention:
         self._planned: dict[tuple[int, int], bytes] = {}
         self._tiles: dict[tuple[int, int], Tensor] = {}
         self._tile_kinds: set[tuple[int, int]] = set()
-        self._padded = False
+        self._padded = self._long = False
+        self._captured_prefix: tuple[Tensor, Tensor] | None = None
+        """At fixed places: int32 [CAPTURED_PREFIX] slots of cached prefixes, and int32 [1], how many they are."""
         self._shapes: set[tuple[int, int]] = set()
 
     @property
@@ -118,18 +126,35 @@ class TritonAttention:
         self._prefill_tokens = int(batch.lengths[:count].sum())
         self._tiles.clear()
         self._padded = False
+        self._long = _long(batch.starts[:count], batch.lengths[:count])
         self._prefix_slots = self._cached_slots(batch)
         for shape in self._shapes:
             self._plan_shape(shape)
 
-    def cut_prefill(self, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray, first: int) -> np.ndarray | None:
+    def cut_prefill(
+        self, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray, first: int, slot_table: Tensor
+    ) -> np.ndarray | None:
         """Tiles int32 [n, TILE_FIELDS] of prefill segments whose tokens begin at row ``first`` of the step, for
         ``plan_captured``; None where such a step cannot be captured: layers differ in shape, no prefill has run yet,
-        or prefixes are so long that gathering them first saves more than launches cost."""
-        if len(self._tile_kinds) != 1 or (_pairs(starts, lengths) > CAPTURED_PAIRS and _gathers(starts, lengths)):
+        or prefixes are too long. Names the prefixes to gather."""
+        total = int(starts.sum(dtype=np.int64))
+        gathers = total <= CAPTURED_PREFIX and _gathers(starts, lengths)
+        pairs = 0 if gathers else int((starts.astype(np.int64) * lengths).sum())
+        if len(self._tile_kinds) != 1 or pairs > CAPTURED_PAIRS:
             return None
+        if self._captured_prefix is None:
+            device = slot_table.device
+            slots = torch.zeros(CAPTURED_PREFIX, dtype=torch.int32, device=device)
+            self._captured_prefix = slots, torch.zeros(1, dtype=torch.int32, device=device)
+        slots, used = self._captured_prefix
+        used.fill_(total if gathers else 0)
+        if gathers:
+            torch.cat(_prefixes(slot_table, rows, starts), out=slots[:total])
         ((group, tile_rows),) = self._tile_kinds
-        return plan_tiles(lengths, starts, rows, group, tile_rows, first)
+        tiles = plan_tiles(lengths, starts, rows, group, tile_rows, first)
+        if not gathers:
+            tiles[:, 5] = -1
+        return tiles
 
     @property
     def tile_tokens(self) -> int:
@@ -145,8 +170,8 @@ class TritonAttention:
         place. What ``run`` launches then depends on ``tokens``, n, the batch's padded size and ``graph_key``."""
         self._batch = batch
         self._prefill_tokens = tokens
-        self._prefix_slots = None
-        self._padded = True
+        self._prefix_slots = None if self._captured_prefix is None else self._captured_prefix[0]
+        self._padded, self._long = True, False
         self._tiles = dict.fromkeys(self._tile_kinds, tiles)
         for shape in self._shapes:
             self._plan_shape(shape)
@@ -157,8 +182,7 @@ class TritonAttention:
         starts = batch.starts[:count]
         if not _gathers(starts, batch.lengths[:count]):
             return None
-        table, rows = batch.slot_table, batch.rows[:count].tolist()
-        return torch.cat([table[row, :start] for row, start in zip(rows, starts.tolist(), strict=True)])
+        return torch.cat(_prefixes(batch.slot_table, batch.rows[:count], starts))
 
     @property
     def graph_key(self) -> tuple[bool, ...]:
@@ -233,7 +257,10 @@ class TritonAttention:
             # Before the prefill: the padding of captured decode segments lies over its rows.
             own = slice(first, first + decodes)
             self._decode(q[own], layer, shape, k_pool, v_pool, sinks, out[own])
-        if tokens:
+        plain = layer.causal and not (layer.window or layer.softcap) and sinks is None
+        if self._long and plain and k is not None and v is not None and cudnn.can_attend(q, k, v):
+            self._attend_long(q, k, v, layer, k_pool, v_pool, out)
+        elif tokens:
             dim = max(q.shape[2], v_pool.shape[2])
             prefill(
                 q[:tokens],
@@ -250,8 +277,22 @@ class TritonAttention:
                 layer.causal,
                 out=out[:tokens],
                 prefix_slots=None if layer.window else self._prefix_slots,
+                prefix_used=self._captured_prefix[1] if self._padded and self._captured_prefix else None,
             )
         return out
+
+    def _attend_long(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, k_pool: Tensor, v_pool: Tensor, out: Tensor
+    ) -> None:
+        """Segment by segment: there are few."""
+        batch, count, first, cached = self._batch, self._batch.num_prefill, 0, 0
+        for start, length in zip(batch.starts[:count].tolist(), batch.lengths[:count].tolist(), strict=True):
+            own, prefix = slice(first, first + length), None
+            if start:
+                assert self._prefix_slots is not None
+                prefix = gather_slots(k_pool, v_pool, self._prefix_slots[cached : cached + start], q.dtype)
+            cudnn.attend(q[own], k[own], v[own], prefix, layer.scale, out[own])
+            first, cached = first + length, cached + start
 
     def _decode(
         self,
@@ -314,12 +355,19 @@ class TritonAttention:
         return found
 
 
+def _long(starts: np.ndarray, lengths: np.ndarray) -> bool:
+    """Whether all segments of a prefill are chunks that cuDNN computes faster."""
+    if not 0 < len(lengths) <= LONG_SEGMENTS or lengths.min() < LONG_TOKENS:
+        return False
+    return not ((starts % LONG_GRAIN).any() or (lengths % LONG_GRAIN).any())
+
+
 def _gathers(starts: np.ndarray, lengths: np.ndarray) -> bool:
     """Whether a step's new tokens are many enough for gathering the cached prefixes first to pay."""
     total = int(starts.sum(dtype=np.int64))
-    return total > 0 and _pairs(starts, lengths) >= GATHER_TOKENS * total
+    return total > 0 and int((starts.astype(np.int64) * lengths).sum()) >= GATHER_TOKENS * total
 
 
-def _pairs(starts: np.ndarray, lengths: np.ndarray) -> int:
-    """How often a new token meets a cached one."""
-    return int((starts.astype(np.int64) * lengths).sum())
+def _prefixes(slot_table: Tensor, rows: np.ndarray, starts: np.ndarray) -> list[Tensor]:
+    """Slots of the cached tokens of each segment."""
+    return [slot_table[row, :start] for row, start in zip(rows.tolist(), starts.tolist(), strict=True)]

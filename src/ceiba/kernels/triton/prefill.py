@@ -115,7 +115,7 @@ def _prefill(
         lowest = tl.maximum(cached + t0 - WINDOW + 1, 0) // BN * BN
     if GATHERED:
         # The prefix lies in contiguous rows; what its whole blocks leave over is for the loop over slots.
-        whole = cached // BN * BN
+        whole = tl.where(prefix_first >= 0, cached // BN * BN, 0)
         for start in tl.range(0, whole, BN, num_stages=STAGES):
             k = k_prefix_ptr.load([prefix_first + start, kv_head * D])
             v = v_prefix_ptr.load([prefix_first + start, kv_head * DV])
@@ -191,7 +191,8 @@ def _prefill(
 
 TILE_FIELDS = 6
 """A tile, int32: the segment's first row in q, the tile's first token in the segment, the segment's new tokens, tokens
-cached before them, slot-table row, the prefix's first row among all the step's prefixes back to back."""
+cached before them, slot-table row, the prefix's first row among all the step's prefixes back to back (negative: the
+prefix is read through the slot table, also where others are gathered)."""
 GATHER_TOKENS = 256
 """Mean new tokens per cached one from which gathering the prefixes first costs less than it saves."""
 
@@ -226,6 +227,7 @@ def _gather_slots(
     k_pool_ptr,
     v_pool_ptr,
     slots_ptr,
+    used_ptr,
     k_out_ptr,
     v_out_ptr,
     rows,
@@ -233,7 +235,10 @@ def _gather_slots(
     V: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    COUNTED: tl.constexpr,
 ):
+    if COUNTED:
+        rows = tl.load(used_ptr)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     slot = tl.load(slots_ptr + row, mask=row < rows, other=0).to(tl.int64)
     d = tl.arange(0, BLOCK)
@@ -247,9 +252,14 @@ def _gather_slots(
 
 
 def gather_slots(
-    k_pool: torch.Tensor, v_pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slots: torch.Tensor,
+    dtype: torch.dtype,
+    used: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows ``slots`` int32 [n] of the pools [slots, kv_heads, dim] as contiguous k and v [n, kv_heads, dim]."""
+    """Rows ``slots`` int32 [n] of the pools [slots, kv_heads, dim] as contiguous k and v [n, kv_heads, dim]. ``used``
+    int32 [1]: only so many of them, the rest is left as it is."""
     count = slots.shape[0]
     k = torch.empty(count, *k_pool.shape[1:], dtype=dtype, device=k_pool.device)
     v = torch.empty(count, *v_pool.shape[1:], dtype=dtype, device=v_pool.device)
@@ -259,6 +269,7 @@ def gather_slots(
             k_pool,
             v_pool,
             slots,
+            slots if used is None else used,
             k,
             v,
             count,
@@ -266,9 +277,61 @@ def gather_slots(
             V=v_width,
             ROWS=4,
             BLOCK=power_of_two(max(k_width, v_width)),
+            COUNTED=used is not None,
             num_warps=4,
         )
     return k, v
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _merge_parts(
+    a_ptr,
+    a_lse_ptr,
+    b_ptr,
+    b_lse_ptr,
+    out_ptr,
+    rows,
+    a_stride,
+    b_stride,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    head = tl.program_id(1)
+    d = tl.arange(0, BD)
+    live = row < rows
+    inside = live[:, None] & (d < D)[None, :]
+    lse_a = tl.load(a_lse_ptr + head * rows + row, mask=live, other=0.0)
+    lse_b = tl.load(b_lse_ptr + head * rows + row, mask=live, other=0.0)
+    share = 1.0 / (1.0 + tl.exp(lse_b - lse_a))
+    at = row.to(tl.int64)[:, None]
+    a = tl.load(a_ptr + at * a_stride + head * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(b_ptr + at * b_stride + head * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    y = a * share[:, None] + b * (1.0 - share)[:, None]
+    tl.store(out_ptr + at * (H * D) + head * D + d[None, :], y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def merge_parts(a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.Tensor, out: torch.Tensor) -> None:
+    """The softmax over two sets of keys from the softmax over each: a and b [T, heads, D] (heads contiguous, any row
+    stride), with natural log-sum-exp float32 [heads, T], contiguous; out [T, heads, D], contiguous."""
+    rows, heads, dim = a.shape
+    _merge_parts[(-(-rows // 16), heads)](
+        a,
+        a_lse,
+        b,
+        b_lse,
+        out,
+        rows,
+        a.stride(0),
+        b.stride(0),
+        H=heads,
+        D=dim,
+        BD=power_of_two(dim),
+        ROWS=16,
+        num_warps=4,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +380,7 @@ def prefill(
     out: torch.Tensor | None = None,
     shape: PrefillShape | None = None,
     prefix_slots: torch.Tensor | None = None,
+    prefix_used: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of the new tokens of ragged segments over their cached prefix and themselves.
 
@@ -325,7 +389,8 @@ def prefill(
     [slots, kv_heads, D], v_pool [slots, kv_heads, DV]; slot_table int32 [rows, context]; tiles int32 from
     ``plan_tiles``. window, softcap, sinks as in ``decode``; ``causal`` False: every new token sees all new tokens.
     prefix_slots int32 [sum of cached]: the slots of all cached tokens, back to back; where given (and the device can
-    copy tiles, and there is no window) the prefixes are gathered first, which pays from some GATHER_TOKENS new tokens.
+    copy tiles, and there is no window) the prefixes are gathered first, which pays from some GATHER_TOKENS new tokens;
+    prefix_used int32 [1]: how many of prefix_slots count.
     Returns [T, heads, DV]; rows that no tile covers keep what they were (``out``).
     """
     tokens, num_heads, dim = q.shape
@@ -350,7 +415,7 @@ def prefill(
     k_prefix: object = q
     v_prefix: object = q
     if gathered and prefix_slots is not None:
-        k_rows, v_rows = gather_slots(k_pool, v_pool, prefix_slots, q.dtype)
+        k_rows, v_rows = gather_slots(k_pool, v_pool, prefix_slots, q.dtype, prefix_used)
         count = len(prefix_slots)
         k_prefix = TensorDescriptor(k_rows, [count, kv_heads * dim], [kv_heads * dim, 1], [tile.block, dim])
         v_prefix = TensorDescriptor(v_rows, [count, kv_heads * v_dim], [kv_heads * v_dim, 1], [tile.block, v_dim])
