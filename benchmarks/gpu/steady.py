@@ -195,6 +195,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cpu: to try this script; no busy share")
     options = parser.parse_args()
     flags = set(filter(None, options.flags.split(",")))
+    if unknown := flags - {"fp8", "kv8"}:
+        parser.error(f"no such flag: {', '.join(sorted(unknown))}; there are fp8 and kv8")
     batches = [int(batch) for batch in options.batches.split(",")]
     tokens = 2 * max(batches) * (options.context + 16 * STEPS)
     rows = ["| model | batch | prompt tokens a step | step ms | captured | busy share | host: launches ms | "
