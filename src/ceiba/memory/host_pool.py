@@ -60,6 +60,10 @@ class HostPlane:
             return _wide(self.array[layer])
         return _wide(self.array[:, layer])
 
+    def layer(self, layer: int) -> torch.Tensor:
+        """One layer's rows by slot, uint8 [tokens, width] with any row stride; not of ``page_first_direct``."""
+        return self.data[:, layer] if self.layout == "page_first" else self.data[layer]
+
     def where(self, slots: np.ndarray) -> Any:
         """The index of ``slots`` into ``items``."""
         return slots if self.layout != "page_first_direct" else (slots // self.page_size, slots % self.page_size)
