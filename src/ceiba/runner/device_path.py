@@ -127,6 +127,9 @@ class DevicePath:
             for start in (0, length):
                 if start + length <= context:
                     self._prefill_padding(start, length)
+        long = getattr(self.attention, "long_prefill", None)
+        if long is not None and sum(long) <= context:
+            self._prefill_padding(*long)
 
     @property
     def graph_hits(self) -> int:

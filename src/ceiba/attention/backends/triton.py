@@ -94,6 +94,8 @@ class TritonAttention:
 
     name = "triton"
     capabilities = CAPABILITIES
+    long_prefill = LONG_GRAIN, LONG_TOKENS
+    """Cached and new tokens of a prefill that takes another way than short ones, for a first run at start."""
 
     def __init__(self) -> None:
         self._prefix_slots: Tensor | None = None
