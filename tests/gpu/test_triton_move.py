@@ -48,6 +48,20 @@ def test_rows_arrive_and_nothing_else_changes(width: int, by_token: bool, to_hos
         assert torch.equal(kept.cpu(), h)
 
 
+@pytest.mark.parametrize("offset", [1, 4])
+def test_rows_that_begin_off_a_word_are_moved_in_smaller_ones(offset: int) -> None:
+    width, slots = 64, 20
+    raw, target = random_bytes(slots * width + offset, host=False), random_bytes(slots, width, host=True)
+    source = raw[offset:].view(slots, width)
+    wanted = target.cpu().clone()
+    wanted[3], wanted[0] = source[19].cpu(), source[2].cpu()
+    below, above = (torch.tensor(rows, dtype=torch.int64, device=ref.DEVICE) for rows in ([19, 2], [3, 0]))
+    move_rows(matrices([source]), matrices([target]), below, above, width)
+    if ref.DEVICE == "cuda":
+        torch.cuda.synchronize()
+    assert torch.equal(target.cpu(), wanted)
+
+
 def test_no_rows() -> None:
     data = random_bytes(4, 16, host=False)
     before = data.cpu().clone()

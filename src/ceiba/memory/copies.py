@@ -46,9 +46,7 @@ class Copier:
         self._planes: list[tuple[Matrices, Matrices, int]] = []
         """Device side, host side and row bytes of each plane, for the kernel."""
         if self._where.type == "cuda" and io == "kernel":
-            self._planes = list(map(self._addresses, host.planes, self._device))
-            for to_host in (True, False):  # compiled now: both sides hold nothing yet
-                self._by_index(np.zeros(1, np.int32), np.zeros(1, np.int32), to_host=to_host)
+            self._make_kernel_ready()
         self._items = [list(map(token_items, layers)) for layers in self._device] if self._where.type == "cpu" else []
 
     def backup(self, device: np.ndarray, host: np.ndarray) -> None:
@@ -91,6 +89,18 @@ class Copier:
             at += size
 
     # ── inside ───────────────────────────────────────────────────────────────
+
+    def _make_kernel_ready(self) -> None:
+        """Compile and run it once each way, on a slot that holds nothing yet on either side, and wait for the end."""
+        from ceiba.kernels.triton.launch import expected
+
+        if not self.host.pinned:
+            raise ValueError("a device copies to and from host memory by its address only if it is pinned")
+        with torch.cuda.device(self._where), expected():
+            self._planes = list(map(self._addresses, self.host.planes, self._device))
+            for to_host in (True, False):
+                self._by_index(np.zeros(1, np.int32), np.zeros(1, np.int32), to_host=to_host)
+            torch.cuda.current_stream().synchronize()
 
     def _addresses(self, plane: HostPlane, layers: list[torch.Tensor]) -> tuple[Matrices, Matrices, int]:
         from ceiba.kernels.triton.move import Matrices

@@ -90,7 +90,7 @@ def _wide(rows: np.ndarray) -> np.ndarray:
 
 
 class HostPool:
-    """Both planes. ``pin``: make the memory reachable for a CUDA device's copy engines."""
+    """Both planes. ``pin``: make the memory reachable for a CUDA device, by its copy engines and by its address."""
 
     def __init__(self, shape: KVShape, tokens: int, page_size: int, layout: Layout, *, pin: bool = False) -> None:
         self.shape = shape
@@ -105,6 +105,10 @@ class HostPool:
     @property
     def layout(self) -> Layout:
         return self.planes[0].layout
+
+    @property
+    def pinned(self) -> bool:
+        return len(self._pinned) == len(self.planes)
 
     @property
     def row_bytes(self) -> int:

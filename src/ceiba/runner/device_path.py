@@ -66,8 +66,16 @@ class Launched:
 
 
 class DevicePath:
+    """``longest``: tokens that a step prefills at most."""
+
     def __init__(
-        self, config: RunnerConfig, model: Decoder, attention: AttentionBackend, pool: KVPool, rows: Rows
+        self,
+        config: RunnerConfig,
+        model: Decoder,
+        attention: AttentionBackend,
+        pool: KVPool,
+        rows: Rows,
+        longest: int,
     ) -> None:
         self.model, self.attention, self.pool, self.rows = model, attention, pool, rows
         device = rows.device
@@ -83,6 +91,7 @@ class DevicePath:
         mixed = (min(size, self.graphs.maximum) for size in MIXED_SIZES)
         self._mixed_sizes = sorted({size for size in mixed if size})
         self._mixes = config.mixed_steps
+        self._longest = longest
         self._blocks: list[DecoderBlock] | None = None
         """In place of the model's, while kernels are compiled ahead."""
 
@@ -127,9 +136,9 @@ class DevicePath:
             for start in (0, length):
                 if start + length <= context:
                     self._prefill_padding(start, length)
-        long = getattr(self.attention, "long_prefill", None)
-        if long is not None and sum(long) <= context:
-            self._prefill_padding(*long)
+        start, length = getattr(self.attention, "long_prefill", (0, 0))
+        if 0 < length <= min(context, self._longest):
+            self._prefill_padding(start if start + length <= context else 0, length)
 
     @property
     def graph_hits(self) -> int:

@@ -4,6 +4,7 @@ device reaches by its address. Knows addresses and rows only, nothing of tokens 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -26,13 +27,19 @@ class Matrices:
     addresses: torch.Tensor
     """int64 [n], on the device"""
     stride: int
+    aligned: int
+    """A number of bytes that divides every row's address."""
 
     @classmethod
     def of(cls, addresses: list[int], stride: int, device: torch.device) -> Matrices:
-        return cls(torch.tensor(addresses, dtype=torch.int64, device=device), stride)
+        """Host addresses must be those of pinned memory, or the kernel faults."""
+        return cls(torch.tensor(addresses, dtype=torch.int64, device=device), stride, math.gcd(stride, *addresses))
 
 
-@triton.jit(do_not_specialize=["rows", "total"])
+# One kernel for all numbers of rows: it must not be compiled again while somebody waits for a copy.
+@triton.jit(
+    do_not_specialize=["rows", "total"], do_not_specialize_on_alignment=["source_rows_ptr", "target_rows_ptr"]
+)
 def _move_rows(
     word_ptr,
     sources_ptr,
@@ -69,7 +76,8 @@ def move_rows(
     rows = len(source_rows)
     if not rows:
         return
-    word = next(size for size in WORDS if not (width % size or source.stride % size or target.stride % size))
+    aligned = math.gcd(width, source.aligned, target.aligned)
+    word = next(size for size in WORDS if aligned % size == 0)
     block = power_of_two(width // word)
     per_block = max(1, BLOCK_BYTES // (block * word))
     total = len(source.addresses) * (-(-rows // per_block))
