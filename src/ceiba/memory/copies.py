@@ -75,7 +75,12 @@ class Copier:
 
     def pack(self, slots: np.ndarray) -> np.ndarray:
         """KV of host slots as bytes: all keys [N, layers, width], then all values. The same for every layout."""
-        return np.concatenate([plane.read(slots).reshape(-1) for plane in self.host.planes])
+        blob, at = np.empty(len(slots) * self._row, np.uint8), 0
+        for plane in self.host.planes:
+            size = len(slots) * plane.layers * plane.width
+            plane.read(slots, blob[at : at + size].reshape(len(slots), plane.layers, plane.width))
+            at += size
+        return blob
 
     def unpack(self, blob: np.ndarray, slots: np.ndarray, skip: int) -> None:
         """The tokens of ``blob`` after the first ``skip`` to host slots. ValueError when the sizes do not fit."""

@@ -34,11 +34,14 @@ class HostPlane:
         self.data = lazy_zeros(*shape, dtype=torch.uint8, device="cpu")
         self.array = self.data.numpy()
 
-    def read(self, slots: np.ndarray) -> np.ndarray:
-        """Rows of ``slots`` int [N], uint8 [N, layers, width]."""
+    def read(self, slots: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Rows of ``slots`` int [N], uint8 [N, layers, width]; written to ``out`` where it is given."""
+        rows = np.empty((len(slots), self.layers, self.width), np.uint8) if out is None else out
         if self.layout == "page_first":
-            return _wide(self.array.reshape(self.tokens, -1))[slots].view(np.uint8).reshape(-1, self.layers, self.width)
-        rows = np.empty((len(slots), self.layers, self.width), np.uint8)
+            # "clip" checks no bounds, but without it numpy takes a buffer of its own and copies twice.
+            tokens = _wide(self.array.reshape(self.tokens, -1))
+            np.take(tokens, slots, out=_wide(rows.reshape(len(slots), -1)), mode="clip")
+            return rows
         for layer in range(self.layers):
             _wide(rows[:, layer])[:] = self.items(layer)[self.where(slots)]
         return rows

@@ -37,9 +37,7 @@ class Matrices:
 
 
 # One kernel for all numbers of rows: it must not be compiled again while somebody waits for a copy.
-@triton.jit(
-    do_not_specialize=["rows", "total"], do_not_specialize_on_alignment=["source_rows_ptr", "target_rows_ptr"]
-)
+@triton.jit(do_not_specialize=["rows", "total"], do_not_specialize_on_alignment=["source_rows_ptr", "target_rows_ptr"])
 def _move_rows(
     word_ptr,
     sources_ptr,
