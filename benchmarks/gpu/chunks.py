@@ -123,7 +123,9 @@ def by_kind(scheduler: Scheduler, port: Port, tokens: int) -> tuple[dict[str, fl
 def measure(name: str, chunk: int, adding: list[int], device: str, tokens: int, prompts: int) -> dict[str, float]:
     """Milliseconds a prompt, by variant."""
     pool = (prompts + 4) * (tokens + 64)
-    scheduler, port, runner = build(name, set(), device, pool, chunk, mixed=False, context=tokens + 64, captured=0)
+    scheduler, port, runner = build(
+        name, set(), device, pool, chunk, mixed=False, context=tokens + 64, captured=0, decode=8
+    )
     found: dict[str, float] = {}
     for turn, rows in enumerate([*adding, *adding]):  # twice, in turns: the device's clock wanders
         cuda_ops.ADDING_ROWS = rows or NEVER
@@ -160,7 +162,7 @@ def main() -> None:
     parser.add_argument("--chunks", default="8192,16384")
     parser.add_argument("--adding", default="0,1024")
     parser.add_argument("--tokens", type=int, default=16384, help="of a prompt")
-    parser.add_argument("--prompts", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--device", default="cuda", help="cpu: to try this script")
     options = parser.parse_args()
     adding = [int(rows) for rows in options.adding.split(",")]

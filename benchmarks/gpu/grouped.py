@@ -1,8 +1,8 @@
 """Which rows a block and which tiles the experts' grouped products should take, by tokens of a step, under even and
 uneven routing, at the shape of Qwen3-30B-A3B. Prints a table beside the floor that bytes and operations set, then the
-lines of ``kernels.triton.moe.TILES`` that follow from it. Under a minute on one H200.
+lines of ``kernels.triton.moe.TILES`` that follow from it; ``--write`` puts them there. Under a minute on one H200.
 
-    PYTHONPATH=src python benchmarks/gpu/grouped.py [--tokens 512,1536] [--skew 1.6] [--rows 64,128]
+    PYTHONPATH=src python benchmarks/gpu/grouped.py [--tokens 512,1536] [--skew 1.6] [--rows 64,128] [--write]
 
 Uneven: experts' scores differ by a normal deviate times ``--skew``; with 1.6 the fullest of 128 gets ten times the
 mean, as the router of random weights does. Rows: what blocks compute over what there is to compute, and in how many
@@ -15,19 +15,25 @@ import argparse
 import time
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
+from math import inf
+from pathlib import Path
 
 import numpy as np
 import torch
 from kernels import BANDWIDTH, BF16, FLOPS, attempt, rand
 from timing import replay_us
 
+from ceiba.kernels.triton import moe as moe_source
 from ceiba.kernels.triton.launch import compile_only
-from ceiba.kernels.triton.moe import GroupedShape, grouped_shapes, moe
+from ceiba.kernels.triton.moe import TILES, GroupedShape, grouped_shapes, moe
 
 EXPERTS, DIM, INNER, TOP_K = 128, 2048, 768, 8
 SHARED_MEMORY = 227 * 1024
 NEAR = 1.02
-"""A choice within so much of the best is kept from one number of tokens to the next: fewer kernels to compile."""
+"""A choice within so much of the best is kept, from one number of tokens to the next (fewer kernels to compile) or as
+the table has it."""
+
+DECLARED = "TILES: tuple[tuple[float, GroupedShape, GroupedShape], ...]"
 
 Pair = tuple[GroupedShape, GroupedShape]
 
@@ -44,6 +50,7 @@ CANDIDATES: dict[int, tuple[tuple[GroupedShape, ...], tuple[GroupedShape, ...]]]
             GroupedShape(64, 128, 64, 3, 8),
             GroupedShape(64, 64, 64, 4, 4, copies=True),
             GroupedShape(64, 64, 128, 3, 4),
+            GroupedShape(64, 128, 64, 2, 4, copies=True),
         ),
         (
             GroupedShape(64, 256, 64, 3, 4),
@@ -51,6 +58,8 @@ CANDIDATES: dict[int, tuple[tuple[GroupedShape, ...], tuple[GroupedShape, ...]]]
             GroupedShape(64, 256, 64, 3, 8),
             GroupedShape(64, 128, 64, 4, 4, copies=True),
             GroupedShape(64, 128, 128, 3, 4),
+            GroupedShape(64, 256, 64, 2, 4),
+            GroupedShape(64, 128, 64, 3, 4, copies=True),
         ),
     ),
     128: (
@@ -65,12 +74,14 @@ CANDIDATES: dict[int, tuple[tuple[GroupedShape, ...], tuple[GroupedShape, ...]]]
             GroupedShape(128, 256, 64, 3, 8),
             GroupedShape(128, 256, 64, 4, 8, copies=True),
             GroupedShape(128, 128, 64, 3, 4),
+            GroupedShape(128, 128, 64, 3, 4, copies=True),
             GroupedShape(128, 128, 64, 4, 8, copies=True),
             GroupedShape(128, 128, 128, 2, 8),
         ),
     ),
 }
-"""By rows of a block: tiles of the gate-up product and of the down product, the standard ones first."""
+"""By rows of a block: tiles of the gate-up product and of the down product, the standard ones first. Those that leave
+room for a second block on a multiprocessor hide one's beginning and end behind the other's products."""
 
 
 def variants(rows: int, which: int) -> Iterable[GroupedShape]:
@@ -182,37 +193,48 @@ def measure(case: Case, rows: list[int], layers: list[tuple[torch.Tensor, torch.
     return found
 
 
-def table_lines(chosen: list[tuple[int, Pair]]) -> list[str]:
-    """Lines of ``TILES`` from the choice for each number of tokens: borders lie between two that differ."""
-    lines = []
-    for at, (tokens, pair) in enumerate(chosen):
-        last = at + 1 == len(chosen)
-        if not last and chosen[at + 1][1] == pair:
-            continue
-        border = "inf" if last else str(round((tokens * chosen[at + 1][0]) ** 0.5 * TOP_K / EXPERTS))
-        lines.append(f"    ({border}, {spelled(pair[0])}, {spelled(pair[1])}),")
-    return lines
-
-
 def decide(times: dict[int, list[dict[Pair, float]]]) -> list[tuple[int, Pair]]:
     """For each number of tokens the pair with the least sum, over the routings, of time over the best time; the one
-    before it where that is ``NEAR``."""
+    before it or the table's where that is within ``NEAR``."""
     chosen: list[tuple[int, Pair]] = []
     for tokens, kinds in times.items():
         common = set(kinds[0]).intersection(*kinds[1:])
         score = {pair: sum(kind[pair] / min(kind.values()) for kind in kinds) for pair in common}
         best = min(score, key=score.__getitem__)
-        before = chosen[-1][1] if chosen else None
-        keep = before is not None and score.get(before, float("inf")) <= NEAR * score[best]
-        chosen.append((tokens, before if keep and before is not None else best))
+        kept = [chosen[-1][1]] if chosen else []
+        kept.append(grouped_shapes(tokens * TOP_K, EXPERTS))
+        chosen.append((tokens, next((pair for pair in kept if score.get(pair, inf) <= NEAR * score[best]), best)))
     return chosen
+
+
+def table(chosen: list[tuple[int, Pair]]) -> str:
+    """``TILES`` as source: what lies below the least number of tokens as it is, then the choices, whose borders lie
+    between two numbers of tokens that differ."""
+    least = chosen[0][0] * TOP_K / EXPERTS
+    lines = [(str(most), (first, second)) for most, first, second in TILES if most < least]
+    for at, (tokens, pair) in enumerate(chosen):
+        last = at + 1 == len(chosen)
+        if last or chosen[at + 1][1] != pair:
+            border = "inf" if last else str(round((tokens * chosen[at + 1][0]) ** 0.5 * TOP_K / EXPERTS))
+            lines.append((border, pair))
+    rows = [f"    ({border}, {spelled(first)}, {spelled(second)}),\n" for border, (first, second) in lines]
+    return f"{DECLARED} = (\n{''.join(rows)})\n"
+
+
+def write(source: Path, text: str) -> None:
+    """Put the table in place of the one in ``source``."""
+    before = source.read_text()
+    begin = before.index(f"{DECLARED} = (\n")
+    end = before.index("\n)\n", begin) + 3
+    source.write_text(before[:begin] + text + before[end:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", default="256,512,768,1024,1536,2048,3072,4096,8192")
+    parser.add_argument("--tokens", default="160,256,512,768,1024,1536,2048,3072,4096,8192")
     parser.add_argument("--rows", default="32,64,128")
     parser.add_argument("--skew", type=float, default=1.6)
+    parser.add_argument("--write", action="store_true", help="put the table into the source")
     options = parser.parse_args()
     rows = [int(size) for size in options.rows.split(",")]
     begun = time.perf_counter()
@@ -232,8 +254,9 @@ def main() -> None:
         standard = grouped_shapes(tokens * TOP_K, EXPERTS)
         gains = "  ".join(f"{kind[standard]:.0f} to {kind[pair]:.0f} us" for kind in times[tokens])
         print(f"{tokens:5d} tokens, even and uneven: {gains}")
-    print(f"TILES, from {min(times)} tokens on:")
-    print("\n".join(table_lines(chosen)))
+    print(table(chosen), end="")
+    if options.write:
+        write(Path(moe_source.__file__), table(chosen))
     print(f"-- {time.perf_counter() - begun:.0f} s on {torch.cuda.get_device_name()}, {BF16}")
 
 

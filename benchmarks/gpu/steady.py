@@ -92,13 +92,14 @@ class Clocked:
 
 def build(
     name: str, flags: set[str], device: str, tokens: int, chunk: int, *, mixed: bool = True, context: int = 8192,
-    captured: int = 2048,
+    captured: int = 2048, decode: int = 256,
 ) -> tuple[Scheduler, Port, Clocked]:  # fmt: skip
     """Scheduler, its messages and runner. ``chunk``: tokens of a step, with ``mixed`` decoding ones among them; 0: the
-    default of an H200. ``captured``: tokens of the largest prefill that has a graph."""
+    default of an H200. ``captured`` and ``decode``: tokens of the largest prefill and rows of the
+    largest batch that has a graph."""
     path = str(write_model(name))
     cuda = device == "cuda"
-    sizes = {"decode": 256, "prefill": captured}
+    sizes = {"decode": decode, "prefill": captured}
     graphs: dict[str, Any] = {}
     for phase, size in sizes.items() if cuda else ():
         graphs |= {f"cuda_graph_backend_{phase}": "full", f"cuda_graph_max_bs_{phase}": size}
