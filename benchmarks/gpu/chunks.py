@@ -6,7 +6,8 @@ process, dummy weights, prompts of random tokens that share nothing. Some 30 sec
 
 ``--adding``: rows from which products add to the residual themselves (``layers.cuda_ops.ADDING_ROWS``; 0: never).
 Host: a step launched with nothing in the queue, so that no launch waits for room in it. Retries: how often memory had
-to be given back to the device for an allocation, each of which waits for all that runs.
+to be given back to the device for an allocation, each of which waits for all that runs; segments: how often the device
+had to give some, which may.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ def measure(name: str, chunk: int, adding: list[int], device: str, tokens: int, 
     scheduler, port, runner = build(
         name, set(), device, pool, chunk, mixed=False, context=tokens + 64, captured=0, decode=8
     )
+    taken = torch.cuda.memory_stats().get("segment.all.allocated", 0) if device == "cuda" else 0
     found: dict[str, float] = {}
     for turn, rows in enumerate([*adding, *adding]):  # twice, in turns: the device's clock wanders
         cuda_ops.ADDING_ROWS = rows or NEVER
@@ -148,8 +150,9 @@ def measure(name: str, chunk: int, adding: list[int], device: str, tokens: int, 
                 print(f"    {length:7.1f} ms  {what:22s} {floor}")
             total = sum(spent.values())
             retries = torch.cuda.memory_stats().get("num_alloc_retries", 0)
+            segments = torch.cuda.memory_stats().get("segment.all.allocated", 0) - taken
             print(f"    {total:7.1f} ms  in all, of {span:.1f}; floors {sum(least.values()):.1f}")
-            print(f"    {count} kernels; {retries} retries; other: ", end="")
+            print(f"    {count} kernels; {retries} retries, {segments} segments since the start; other: ", end="")
             print(", ".join(f"{what} {length:.2f}" for what, length in others.most_common(5)), flush=True)
     cuda_ops.ADDING_ROWS = NEVER
     runner.close()

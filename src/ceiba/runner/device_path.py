@@ -35,6 +35,9 @@ CAPTURE_SECONDS = 30.0
 """Start-up time that graphs may take; those left are captured when their size comes."""
 WARM_LENGTHS = (300, 40)
 """Tokens of the prefills that compile kernels at start."""
+WARM_MOST = 8192
+"""Tokens of the largest of them, whose memory serves every step from then on: no step waits for the device to give
+some while requests run."""
 SHARED_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Decode batches whose kernels for shared prefixes are compiled at start."""
 SHARED_CAPTURED, SHARED_SECONDS = 64, 4.0
@@ -103,6 +106,7 @@ class DevicePath:
         self.graphs.compile(self._plan_shared_padding, SHARED_SIZES)
         self.graphs.prepare(self._plan_shared_padding, SHARED_SECONDS, SHARED_CAPTURED)
         self._warm_prefills()
+        self._eager(self._empty_prefill(0, min(self._longest, WARM_MOST)))
         if self._num_tiles(1):
             sizes = self._mixed_sizes if self._mixes else []
             for decode in (0, *sizes):
