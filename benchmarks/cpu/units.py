@@ -3,11 +3,12 @@
 Needs g++ (12 or later), cmake, numpy and nanobind; nothing else of Ceiba. ``python benchmarks/cpu/units.py`` builds
 into a temporary folder, ``--module`` takes a built extension instead. ``--emulate`` adds the tile unit with its tiles
 in plain C++, so that everything around the tiles is checked on a machine without them. Exits with 1 if a product is off
-by more than the bound of its family, or a row has other bits in company than alone (plain weights on tiles: where a
-fixed order is asked for), or packed weights give other bits than the AVX2 unit does.
+by more than the bound of its family, or a row has other bits in company than alone (of a unit with tiles: where a fixed
+order is asked for), or packed weights give other bits than the AVX2 unit does.
 
-Bounds are relative to the size that the products have before they cancel: plain weights 1e-6 (bfloat16 on tiles 2e-5),
-packed weights 1e-4, with int8 activations 2e-2.
+Bounds are relative to the size that the products have before they cancel: plain weights 1e-6, packed weights 1e-4, with
+int8 activations 2e-2, bfloat16 on tiles 4e-3. Attention is held against float64 too: float32 1e-5, on tiles 2e-2, of
+values of size 1.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ KINDS = {  # columns and bytes of a block, offsets of its half-precision scales
     "Q5_1": (32, 24, (0, 2)), "Q8_0": (32, 34, (0,)), "Q4_K": (256, 144, (0, 2)), "Q5_K": (256, 176, (0, 2)),
     "Q6_K": (256, 210, (208,)),
 }  # fmt: skip
-PLAIN, TILES, WIDE, INT8 = 1e-6, 2e-5, 1e-4, 2e-2
+PLAIN, TILES, WIDE, INT8 = 1e-6, 4e-3, 1e-4, 2e-2
 
 
 def build(folder: Path, emulate: bool) -> Any:
@@ -92,25 +93,69 @@ def check(module: Any, isa: str, kind: str, rng: np.random.Generator) -> list[st
         x = rng.normal(size=(m, cols)).astype(np.float32)
         expected = x.astype(np.float64) @ weight.T.astype(np.float64)
         size = np.linalg.norm(np.sqrt(x.astype(np.float64) ** 2 @ weight.T.astype(np.float64) ** 2))
-        for int8, fixed in itertools.product((False, True), (False,) if quantized else (False, True)):
+        for int8, fixed in itertools.product((False, True), (False, True) if tiles or not quantized else (False,)):
             out = np.full((m, rows), np.nan, np.float32)
             module.linear(contexts[fixed], matrix, x, out, int8)
             error = np.linalg.norm(out - expected) / size
             name = f"{isa} {kind} {m} rows{' int8' if int8 else ''}{' fixed' if fixed else ''}"
-            bound = (INT8 if int8 else WIDE) if quantized else TILES if tiles and not fixed else PLAIN
+            bound = (INT8 if int8 else WIDE) if quantized else PLAIN
+            if tiles and not fixed and kind != "F32":
+                bound = max(bound, TILES)
             if not error < bound:
                 wrong.append(f"{name}: error {error:.1e}, bound {bound:.0e}")
-            if known:
+            same = fixed or not tiles
+            if known and same:
                 module.linear(module.Context(1, known), matrix, x, agreed := np.empty_like(out), int8)
                 if not np.array_equal(agreed, out):
                     wrong.append(f"{name}: other bits than {known}")
-            same = quantized or fixed or not tiles
             for part in (slice(0, 1), slice(m // 2, m // 2 + 3)) if same else ():
                 alone = np.empty_like(out[part])
                 module.linear(contexts[fixed], matrix, x[part], alone, int8)
                 if not np.array_equal(alone, out[part]):
                     wrong.append(f"{name}: rows {part.start} to {part.stop} have other bits in other company")
     return wrong
+
+
+def check_attention(module: Any, isa: str, kv: str, rng: np.random.Generator) -> list[str]:
+    """Lines for the attention of a unit that are wrong: chunks of prompts, and decoding with a shared prefix."""
+    wrong, slots, heads, kv_heads, dim = [], 2000, 6, 2, 64
+    pools = []
+    for _ in range(2):
+        values = rng.normal(size=(slots, kv_heads, dim)).astype(np.float32)
+        if kv == "bfloat16":
+            pools.append(np.ascontiguousarray(values.view(np.uint16)[..., 1::2]))
+        else:
+            pools.append(values)
+    exact = [np.repeat(floats(pool).astype(np.float64), heads // kv_heads, 1) for pool in pools]
+    for fixed in (False, True):
+        context = module.Context(2, isa, fixed_order=fixed)
+        for start, length in ((0, 1), (0, 5), (0, 70), (3, 129), (300, 33), (511, 2), (700, 257)):
+            end = start + length
+            table = rng.permutation(slots)[:end].astype(np.int32)[None]
+            q = (rng.normal(size=(length, heads, dim)) * 2).astype(np.float32)
+            out = np.full_like(q, np.nan)
+            one = [np.array([value], np.int32) for value in (0, start, length)]
+            places = table[0, start:].astype(np.int64)
+            addresses = [pool.ctypes.data for pool in pools]
+            module.attention(
+                context, q, None, None, *addresses, slots, kv_heads, kv, dim**-0.5, *one, 1, table, places, None, out
+            )
+            k, v = (pool[table[0]] for pool in exact)
+            scores = np.einsum("qhd,khd->hqk", q.astype(np.float64), k) * dim**-0.5
+            scores += np.triu(np.full((length, end), -np.inf), start + 1)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            expected = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v)
+            error = float(np.abs(out - expected).max())
+            bound = 2e-2 if isa.startswith("amx") and not fixed and kv != "float32" else 1e-5
+            if not error < bound:
+                name = f"{isa} attention {kv} {start} + {length}{' fixed' if fixed else ''}"
+                wrong.append(f"{name}: error {error:.1e}, bound {bound:.0e}")
+    return wrong
+
+
+def floats(pool: np.ndarray) -> np.ndarray:
+    """A pool as float32."""
+    return pool if pool.dtype == np.float32 else (pool.astype(np.uint32) << 16).view(np.float32)
 
 
 def best(run: Any, seconds: float) -> float:
@@ -161,6 +206,8 @@ def main() -> int:
         for isa in sets:
             for kind in args.kinds:
                 wrong += check(module, isa, kind, rng)
+            for kv in ("float32", "bfloat16"):
+                wrong += check_attention(module, isa, kv, rng)
         print("\n".join(wrong) or "every product is within its bound", flush=True)
         if args.seconds > 0:
             print("columns: 1, 4, 8, 32, 512 rows of x, then the same with int8 activations")

@@ -20,7 +20,7 @@ HEADS, KV_HEADS, DIM = 6, 2, 64
 
 def host_step(isa: str, pool: KVPool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int) -> torch.Tensor:
     """One prefill segment at positions [start, start + T) of row 0, slot p + 1 for position p."""
-    backend = HostAttention(cpu._cpu.Context(2, isa))
+    backend = HostAttention(cpu._cpu.Context(2, isa, fixed_order=True))
     count = len(q)
     table = torch.arange(1, start + count + 1, dtype=torch.int32)[None]
     ints = [np.array([n], np.int32) for n in (0, start, count)]

@@ -4,11 +4,11 @@
 // decode segment (its group of query heads), or many decode segments under a shared prefix. Each row has a state per span
 // of positions, (max, sum, weighted values), and its spans merge front to back by log-sum-exp (Dao et al. 2022). Spans are
 // cut at the same positions in prefill, in decode and under shared prefixes, and every sum inside one has one order: what a
-// row gives does not depend on which tasks computed it.
+// row gives does not depend on which tasks computed it. Tiles (attention_tiles.h) do not cut their sums there.
 
 constexpr int TILE = 64;          // positions a tile holds
 constexpr int SPAN = ATTENTION_SPAN;
-constexpr int QUERY_TOKENS = 16;  // prefill: tokens a task covers
+constexpr int QUERY_TOKENS = TILES ? 32 : 16;  // prefill: tokens a task covers
 
 struct DecodeTask {
   int32_t first, count;   // members: indices into `member`
@@ -364,6 +364,12 @@ void attend_tile(const AttentionShape& shape, const void* k, const void* v, cons
   }
 }
 
+#if defined(CEIBA_TILES)
+constexpr int TILED_ROWS = 8;     // decode: query rows that are worth turning the values for
+template <Kv K>
+inline bool tiled(const AttentionShape& shape) { return K != Kv::F32 && !shape.fixed_order; }
+#endif
+
 // Merges the state of a later span into (top, sum, out).
 inline void merge_span(int dim, float& top, float& sum, float* out, float span_top, float span_sum,
                        const float* span_out) {
@@ -384,7 +390,11 @@ inline void reset_rows(Rows& r, int m, int dim) {
 
 // Bytes of scratch one thread needs for tasks of up to `m` rows.
 inline size_t thread_scratch(int m, int dim) {
-  return sizeof(float) * (size_t(m) * (TILE + 3 * dim + 5) + 2 * size_t(TILE) * dim) + 1024;
+  size_t bytes = sizeof(float) * (size_t(tile_rows(m)) * (TILE + 3 * dim + 5) + 2 * size_t(TILE) * dim) + 1024;
+#if defined(CEIBA_TILES)
+  bytes += TileScratch::bytes(m, dim);
+#endif
+  return bytes;
 }
 
 struct Scratch {
@@ -393,7 +403,9 @@ struct Scratch {
   float* turned;          // the tile's keys by dimension
   float *out, *top, *sum; // of the spans before it
   int32_t* limit;
-  Scratch(uint8_t* memory, int m, int dim) {
+  uint8_t* tiles;         // of a TileScratch
+  Scratch(uint8_t* memory, int most, int dim) {
+    const int64_t m = tile_rows(most);
     float* at = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory) + 63) & ~uintptr_t(63));
     tile = at, at += TILE * dim;
     turned = at, at += TILE * dim;
@@ -405,7 +417,8 @@ struct Scratch {
     rows.sum = at, at += m;
     top = at, at += m;
     sum = at, at += m;
-    limit = reinterpret_cast<int32_t*>(at);
+    limit = reinterpret_cast<int32_t*>(at), at += m;
+    tiles = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(at) + 63) & ~uintptr_t(63));
   }
 };
 
@@ -432,8 +445,23 @@ inline void prefill_task(const AttentionShape& shape, const AttentionPlan& p, in
       const float* from = q + (token0 + first + t) * q_stride + (kv_head * group + g) * dim;
       for (int d = 0; d < dim; d += W) store(s.q + (t * group + g) * dim + d, load(from + d) * shape.scale);
     }
-  reset_rows(s.rows, m, dim);
   int32_t begin = p.starts[segment] + first, end = begin + count;
+  auto give = [&](const float* rows, const float* sums) {
+    for (int i = 0; i < m; i++) {
+      float* to = out + ((token0 + first + i / group) * shape.heads + kv_head * group + i % group) * dim;
+      float inverse = 1.f / sums[i];
+      for (int d = 0; d < dim; d += W) store(to + d, load(rows + i * dim + d) * inverse);
+    }
+  };
+#if defined(CEIBA_TILES)
+  if (tiled<K>(shape)) {
+    for (int i = 0; i < m; i++) s.limit[i] = begin + i / group + 1;
+    TileScratch tiles(s.tiles, m, dim);
+    attend_tiled<K>(shape, k, v, slots, kv_head, s.q, m, 0, end, s.limit, s.rows.out, s.rows.top, s.rows.sum, tiles);
+    return give(s.rows.out, s.rows.sum);
+  }
+#endif
+  reset_rows(s.rows, m, dim);
   for (int32_t at = 0; at < end; at += TILE) {
     if (at > 0 && at % SPAN == 0) {
       end_span(s, m, dim, at == SPAN);
@@ -447,11 +475,7 @@ inline void prefill_task(const AttentionShape& shape, const AttentionPlan& p, in
   }
   if (end > SPAN) end_span(s, m, dim, false);
   else std::swap(s.out, s.rows.out), std::swap(s.sum, s.rows.sum);
-  for (int i = 0; i < m; i++) {
-    float* to = out + ((token0 + first + i / group) * shape.heads + kv_head * group + i % group) * dim;
-    float inverse = 1.f / s.sum[i];
-    for (int d = 0; d < dim; d += W) store(to + d, load(s.out + i * dim + d) * inverse);
-  }
+  give(s.out, s.sum);
 }
 
 // Partials: [part][heads][dim + 2], the last two being max and sum.
@@ -469,10 +493,18 @@ inline void decode_task(const AttentionShape& shape, const AttentionPlan& p, con
       const float* from = q + token * q_stride + (task.kv_head * group + i % group) * dim;
       for (int x = 0; x < dim; x += W) store(s.q + i * dim + x, load(from + x) * shape.scale);
     }
-    reset_rows(s.rows, m, dim);
-    for (int32_t at = task.from; at < task.to; at += TILE)
-      attend_tile<K>(shape, k, v, slots + at, task.kv_head, s.q, m, imin(TILE, task.to - at), nullptr, s.rows,
-                     s.tile, s.turned);
+#if defined(CEIBA_TILES)
+    if (tiled<K>(shape) && m >= TILED_ROWS) {
+      TileScratch tiles(s.tiles, m, dim);
+      attend_tiled<K>(shape, k, v, slots, task.kv_head, s.q, m, task.from, task.to, nullptr, s.rows.out, s.rows.top, s.rows.sum, tiles);
+    } else
+#endif
+    {
+      reset_rows(s.rows, m, dim);
+      for (int32_t at = task.from; at < task.to; at += TILE)
+        attend_tile<K>(shape, k, v, slots + at, task.kv_head, s.q, m, imin(TILE, task.to - at), nullptr, s.rows,
+                       s.tile, s.turned);
+    }
     for (int i = 0; i < m; i++) {
       int32_t seg = segment[i / group];
       int head = task.kv_head * group + i % group;

@@ -4,12 +4,16 @@
 // Work inside a stage is handed out by a shared counter (one per stage, zeroed before the run): a core that the front
 // end disturbs simply takes fewer panels.
 
-// Activation rows that panels meet at once, so that their integers stay in the second cache while every panel passes: tiles
-// go through them fast enough to wait for anything farther away.
-constexpr int ROW_CHUNK = TILES ? 128 : 64;
+// Activation rows that panels meet at once, so that they stay in the second cache while every panel passes. Tiles take more,
+// since every chunk decodes the panels again.
+constexpr int ROW_CHUNK = 64, TILED_CHUNK = 256, MOST_CHUNK = TILES ? TILED_CHUNK : ROW_CHUNK;
+inline int row_chunk(const Input& in) {
+  if (!in.tiled.values) return ROW_CHUNK;
+  return int(lmin(TILED_CHUNK, (int64_t(1) << 19) / in.cols < 64 ? 64 : (int64_t(1) << 19) / in.cols / TILE_M * TILE_M));
+}
 // Floats of one panel's sums of a chunk. Those of a second panel lie a little farther than a multiple of 4 KiB away, or the
 // processor would take a load of one for a load of what was stored to the other.
-constexpr int CHUNK_SUMS = ROW_CHUNK * LANES + 528;
+constexpr int CHUNK_SUMS = MOST_CHUNK * LANES + 528;
 constexpr int STAGES = 8;         // counters a layer uses
 
 inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
@@ -37,7 +41,6 @@ struct Activations {
   float* x;
   PackedRows packed;
   TiledRows tiled;
-  SplitRows split;
 };
 
 inline bool few(int64_t tokens) { return tokens <= 8; }
@@ -46,14 +49,12 @@ inline size_t activation_bytes(int64_t tokens, int64_t cols, const Forms& forms)
   size_t values = size_t(tokens * cols), whole = size_t(tile_rows(tokens) * cols), bytes = aligned(values * 4);
   int parts = forms.int8 ? 1 : 2;  // bytes of a value
   if (forms.packed) bytes += aligned(values * parts) + aligned(values / 32 * sizeof(BlockFacts));
-  if (forms.tiled) bytes += aligned(whole * 2 * parts) + aligned(whole / 32 / TILE_M * sizeof(TileFacts));
-  if (forms.split) bytes += 2 * aligned(whole * 2);
+  if (forms.tiled) bytes += aligned(whole * 2);
   return bytes;
 }
 
 inline Activations carve_activations(uint8_t*& at, int64_t tokens, int64_t cols, const Forms& forms) {
   size_t values = size_t(tokens * cols), whole = size_t(tile_rows(tokens) * cols);
-  auto halves = [&](int parts) { return reinterpret_cast<uint16_t*>(carve(at, whole * 2 * parts)); };
   Activations a{};
   a.x = reinterpret_cast<float*>(carve(at, values * 4));
   if (forms.packed) {
@@ -61,19 +62,7 @@ inline Activations carve_activations(uint8_t*& at, int64_t tokens, int64_t cols,
     else a.packed.wide = reinterpret_cast<int16_t*>(carve(at, values * 2));
     a.packed.facts = reinterpret_cast<BlockFacts*>(carve(at, values / 32 * sizeof(BlockFacts)));
   }
-  if (forms.tiled) {
-    a.tiled.parts = forms.int8 ? 1 : 2;
-    a.tiled.values = halves(a.tiled.parts);
-    size_t bytes = whole / 32 / TILE_M * sizeof(TileFacts), last = size_t(cols / 32) * sizeof(TileFacts);
-    uint8_t* facts = carve(at, bytes);
-    a.tiled.facts = reinterpret_cast<TileFacts*>(facts);
-    // Of rows that nobody reads, but the processor would take its time over the tiny numbers that may lie here.
-    std::memset(facts + bytes - last, 0, last);
-  }
-  if (forms.split) {
-    a.split.high = halves(1);
-    a.split.low = halves(1);
-  }
+  if (forms.tiled) a.tiled.values = reinterpret_cast<uint16_t*>(carve(at, whole * 2));
   return a;
 }
 
@@ -84,11 +73,10 @@ inline void derive(const Activations& a, const float* x, int64_t row, int64_t co
   if (a.packed.bytes) narrow_row(x, cols, a.packed.bytes + at, facts);
   if (a.packed.wide) widen_row(x, cols, a.packed.wide + at, facts);
   if (a.tiled.values) tile_row(x, cols, a.tiled, row);
-  if (a.split.high) split_row(x, cols, a.split.high + at, a.split.low + at);
 }
 
-inline Input input_of(const Activations& a, const float* x, int64_t cols, int64_t m) {
-  return {x, cols, m, a.packed, a.tiled, a.split};
+inline Input input_of(const Activations& a, const float* x, int64_t cols) {
+  return {x, cols, a.packed, a.tiled};
 }
 
 // Hands out [0, total) in runs of `grain` among the team.
@@ -126,11 +114,11 @@ inline void finish_panel(const Matrix& w, int64_t p, const float* acc, int m, fl
 // Cuts a product into tasks and shares them among the team: `steps` runs of panels, for one chunk of rows after the other,
 // so that all threads are at the same rows. Calls fn(step, first row, rows).
 template <class Fn>
-inline void share_chunks(int64_t tokens, int64_t steps, int64_t* next, int threads, const Fn& fn) {
-  int64_t total = (tokens + ROW_CHUNK - 1) / ROW_CHUNK * steps;
+inline void share_chunks(const Input& in, int64_t tokens, int64_t steps, int64_t* next, int threads, const Fn& fn) {
+  const int64_t chunk = row_chunk(in), total = (tokens + chunk - 1) / chunk * steps;
   share(next, total, grain_of(steps, threads), [&](int64_t task) {
-    int64_t row = task / steps * ROW_CHUNK;
-    fn(task % steps, row, int(lmin(ROW_CHUNK, tokens - row)));
+    int64_t row = task / steps * chunk;
+    fn(task % steps, row, int(lmin(chunk, tokens - row)));
   });
 }
 
@@ -140,7 +128,7 @@ inline void product(const Matrix* const* stack, int count, const Input& in, int6
   const int64_t run = in.tiled.values ? 2 : 1;  // panels at once
   int64_t steps = 0;
   for (int i = 0; i < count; i++) steps += (stack[i]->panels() + run - 1) / run;
-  share_chunks(tokens, steps, next, threads, [&](int64_t step, int64_t row, int m) {
+  share_chunks(in, tokens, steps, next, threads, [&](int64_t step, int64_t row, int m) {
     const Matrix* const* at = stack;
     float* to = out + row * stride;
     for (int64_t here; step >= (here = ((*at)->panels() + run - 1) / run); at++) {
@@ -167,7 +155,7 @@ inline void product(const Matrix& w, const Input& in, int64_t tokens, float* out
 // out [tokens, ffn] = silu(gate) · up
 inline void product_silu(const Matrix& gate, const Matrix& up, const Input& in, int64_t tokens, float* out,
                          int64_t stride, int64_t* next, int threads) {
-  share_chunks(tokens, gate.panels(), next, threads, [&](int64_t p, int64_t row, int m) {
+  share_chunks(in, tokens, gate.panels(), next, threads, [&](int64_t p, int64_t row, int m) {
     alignas(64) float sums[2][CHUNK_SUMS];
     float *g = sums[0], *u = sums[1];
     std::memset(g, 0, sizeof(float) * size_t(tile_rows(m)) * LANES);
@@ -261,7 +249,7 @@ inline Input normed_input(DecoderRun& run, const float* weight, int64_t* next, i
     share(next, t, grain_of(t, f.team->size()), row);
     f.team->barrier();
   }
-  return input_of(to, to.x, cols, t);
+  return input_of(to, to.x, cols);
 }
 
 // Rows that lie in `from` already.
@@ -276,7 +264,7 @@ inline Input plain_input(DecoderRun& run, const Activations& from, int64_t cols,
     share(next, t, grain_of(t, f.team->size()), row);
     f.team->barrier();
   }
-  return input_of(to, from.x, cols, t);
+  return input_of(to, from.x, cols);
 }
 
 // Rotates q and k of one token, writes k and v to the pool.
@@ -300,7 +288,8 @@ inline void place_token(const Model& m, const Layer& layer, const Forward& f, fl
 inline void run_layer(DecoderRun& run, const Layer& layer, int64_t* counters, int id) {
   const Forward& f = *run.f;
   const Model& m = *f.model;
-  const AttentionShape& a = m.attention;
+  AttentionShape a = m.attention;
+  a.fixed_order = f.fixed_order;
   DecoderScratch& s = run.s;
   Team& team = *f.team;
   int threads = team.size();
@@ -404,7 +393,7 @@ void linear_thread(void* context, int id) {
     share(r.counters, r.m, 1, row);
     r.team->barrier();
   }
-  product(*r.weight, input_of(to, r.norm ? to.x : r.raw, cols, r.m), r.m, r.out, r.weight->rows, Epilogue::STORE,
+  product(*r.weight, input_of(to, r.norm ? to.x : r.raw, cols), r.m, r.out, r.weight->rows, Epilogue::STORE,
           r.counters + 1, r.team->size());
 }
 
@@ -457,6 +446,7 @@ struct AttentionRun {
 };
 
 void attention_thread(void* context, int id) {
+  [[maybe_unused]] TileScope tiles_of_this_thread;
   AttentionRun& r = *static_cast<AttentionRun*>(context);
   const AttentionCall& c = *r.call;
   const AttentionShape& a = c.shape;

@@ -33,6 +33,7 @@ struct AttentionShape {
   int heads, kv_heads, head_dim;
   float scale;
   Kv kv;
+  bool fixed_order;                         // no tiles, whose sums depend on what is computed together
 };
 
 struct Layer {
@@ -65,7 +66,7 @@ struct Forward {
   const AttentionPlan* plan;
   const int32_t *ids, *positions;           // [tokens]
   float* hidden;                            // [tokens, hidden], written
-  bool fixed_order;                         // plain weights do without tiles, whose sums depend on the number of rows
+  bool fixed_order;                         // no tiles
   Team* team;
   Arena* arena;
 };

@@ -188,14 +188,13 @@ inline void decode_block(const uint8_t* head, const uint8_t* body, float* out) {
 inline void panel_product(const Matrix& w, int64_t p, const Input& in, int m, float* acc) {
   const uint8_t* panel = w.data + p * w.panel_bytes();
 #if defined(CEIBA_TILES)
-  if (w.kind == Kind::BF16 && in.split.high) return panel_tiles_bf16(panel, in.split, w.cols, m, acc);
-  if (in.tiled.values && on_tiles(w.kind, in.m)) {
+  if (in.tiled.values && w.kind != Kind::F32) {
     const uint8_t* const one[] = {panel};
     float* const to[] = {acc};
     switch (w.kind) {
 #define CASE(K) \
   case Kind::K: return panel_tiles<Kind::K, 1>(one, in.tiled, w.cols, m, to);
-      CEIBA_EACH_QUANT(CASE)
+      CASE(BF16) CEIBA_EACH_QUANT(CASE)
 #undef CASE
       default: break;
     }
@@ -231,12 +230,12 @@ struct Panel {
 inline void panel_products(const Panel (&panel)[2], const Input& in, int m, float* const (&acc)[2]) {
 #if defined(CEIBA_TILES)
   const Matrix &a = *panel[0].w, &b = *panel[1].w;
-  if (in.tiled.values && a.kind == b.kind && on_tiles(a.kind, in.m)) {
+  if (in.tiled.values && a.kind == b.kind && a.kind != Kind::F32) {
     const uint8_t* const both[] = {a.data + panel[0].at * a.panel_bytes(), b.data + panel[1].at * b.panel_bytes()};
     switch (a.kind) {
 #define CASE(K) \
   case Kind::K: return panel_tiles<Kind::K, 2>(both, in.tiled, a.cols, m, acc);
-      CEIBA_EACH_QUANT(CASE)
+      CASE(BF16) CEIBA_EACH_QUANT(CASE)
 #undef CASE
       default: break;
     }

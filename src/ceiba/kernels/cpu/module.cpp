@@ -278,7 +278,7 @@ AttentionPlan make_plan(const Ints1& rows, const Ints1& starts, const Ints1& len
 AttentionShape make_shape(int heads, int kv_heads, int head_dim, float scale, const std::string& kv) {
   require(kv_heads > 0 && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
   require(head_dim % 32 == 0 && head_dim <= 256, "head_dim must be a multiple of 32, at most 256");
-  return {heads, kv_heads, head_dim, scale, kv_named(kv)};
+  return {heads, kv_heads, head_dim, scale, kv_named(kv), false};
 }
 
 using Matrices = std::vector<const PackedMatrix*>;
@@ -398,6 +398,7 @@ void attention(Context& context, Array<const float, 3> q, std::optional<Array<co
   std::vector<int32_t> no_cover;
   AttentionPlan plan = make_plan(rows, starts, lengths, num_prefill, slot_table, slots, groups, pool_slots, no_cover);
   AttentionShape shape = make_shape(int(q.shape(1)), kv_heads, int(q.shape(2)), scale, kv);
+  shape.fixed_order = context.fixed_order;
   require(int64_t(q.shape(0)) == plan.tokens && out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) &&
               out.shape(2) == q.shape(2),
           "attention: q and out do not fit the plan");
@@ -509,8 +510,8 @@ NB_MODULE(_cpu, m) {
   m.doc() = "CPU kernels of Ceiba: packed weights, whole-decoder steps, paged attention.";
   m.attr("ATTENTION_SPAN") = ATTENTION_SPAN;
   m.def("instruction_sets", &instruction_sets, "Instruction sets of this processor that a unit exists for, best last.");
-  nb::class_<Context>(m, "Context", "Threads, scratch memory and the instruction set of calls; one call at a time. With fixed_order plain weights do "
-                         "without matrix tiles, so that a row's bits never depend on the other rows.")
+  nb::class_<Context>(m, "Context", "Threads, scratch memory and the instruction set of calls; one call at a time. With fixed_order nothing meets "
+                         "matrix tiles, so that a row's bits never depend on the other rows.")
       .def(nb::init<int, std::string, bool>(), nb::arg("threads"), nb::arg("isa") = "auto",
            nb::arg("fixed_order") = false)
       .def_prop_ro("threads", [](const Context& c) { return c.team.size(); })

@@ -19,16 +19,9 @@ struct PackedRows {
   BlockFacts* facts;      // [m, cols / 32]
 };
 
-struct TileFacts {
-  float scale[TILE_M], sum[TILE_M];  // of 16 rows
-};
-
-// The same integers as bfloat16 values, for tiles: 16 rows by 32 columns lie together, as one tile of upper bytes and one of
-// lower bytes, or as one of 8 bits.
+// Rows as bfloat16 values for tiles: 16 rows by 32 columns lie together as one tile. Columns lie in the same order.
 struct TiledRows {
-  uint16_t* values;       // [tile_rows(m) / 16, cols / 32, parts, 16, 32], or null
-  TileFacts* facts;       // [tile_rows(m) / 16, cols / 32]
-  int parts;
+  uint16_t* values;       // [tile_rows(m) / 16, cols / 32, 16, 32], or null
 };
 
 // Calls note(block, scale, sum of its first half, of its last) and put(column, integers of W columns) for a row.
@@ -87,80 +80,40 @@ inline void widen_row(const float* x, int64_t cols, int16_t* q, BlockFacts* fact
   });
 }
 
-// Integers of at most 8 bits beside zeros as bfloat16 values, which are exact.
-CEIBA_INLINE void put_bf16(uint16_t* to, vi n) {
-  *reinterpret_cast<half_vec*>(to) = __builtin_convertvector((vi)((vu)to_float(n) >> 16), half_vec);
-}
-
 // Row `row` of `to`.
 inline void tile_row(const float* x, int64_t cols, const TiledRows& to, int64_t row) {
-  const int64_t tile = row / TILE_M, lane = row % TILE_M, blocks = cols / 32;
-  uint16_t* values = to.values + tile * TILE_M * cols * to.parts + 32 * lane;
-  TileFacts* facts = to.facts + tile * blocks;
-  auto note = [&](int64_t b, float d, float first, float last) __attribute__((always_inline)) {
-    facts[b].scale[lane] = d;
-    facts[b].sum[lane] = first + last;
-  };
-  constexpr int SIZE = 32 * TILE_M;
-  if (to.parts == 1)
-    quantize<127>(x, cols, note, [&](int64_t at, vi n) __attribute__((always_inline)) {
-      put_bf16(values + at / 32 * SIZE + at % 32, (in_pairs(n) << 24) >> 24);  // of NaN some integer, but a small one
-    });
-  else
-    quantize<32767>(x, cols, note, [&](int64_t at, vi n) __attribute__((always_inline)) {
-      uint16_t* here = values + at / 32 * (2 * SIZE) + at % 32;
-      n = (in_pairs(n) << 16) >> 16;
-      put_bf16(here, n & ~255);
-      put_bf16(here + SIZE, n & 255);
-    });
+  uint16_t* values = to.values + row / TILE_M * TILE_M * cols + 32 * (row % TILE_M);
+  for (int64_t k = 0; k < cols; k += W)
+    to_bf16(values + k / 32 * (32 * TILE_M) + k % 32, (vf)in_pairs((vi)load(x + k)));
 }
 
-// Activations as sums of two bfloat16 values, for tiles and plain weights; the sums of the rows that fill up a tile go
-// nowhere.
-struct SplitRows {
-  uint16_t *high, *low;   // [tile_rows(m), cols], or null
-};
-
-inline void split_row(const float* x, int64_t cols, uint16_t* high, uint16_t* low) {
-  for (int64_t k = 0; k < cols; k += W) {
-    vf v = load(x + k);
-    to_bf16(high + k, v);
-    to_bf16(low + k, v - from_bf16(high + k));
-  }
+// Fewest rows that tiles multiply faster than vectors do: decoding to bfloat16 costs a tile what eight rows cost vectors.
+constexpr int64_t TILES_FROM = 9;
+inline bool on_tiles(Kind kind, int64_t m, bool fixed_order) {
+  return TILES && !fixed_order && m >= TILES_FROM && kind != Kind::F32;
 }
-
-// Fewest rows that tiles multiply faster than vectors do, as an earlier form of this unit did on one core of a Xeon with AMX
-// (not measured for int8 activations): of 4 and 5 bits tiles win from a nearly full tile on, of 8 bits from the second on.
-// Never where each half of a block has a scale of its own, which takes twice the products and folds.
-constexpr int64_t tiles_from(Kind kind) {
-  return kind == Kind::Q6_K ? INT64_MAX : kind == Kind::Q8_0 ? 17 : kind == Kind::BF16 ? 5 : 13;
-}
-inline bool on_tiles(Kind kind, int64_t m) { return TILES && m >= tiles_from(kind); }
 
 // The forms that the matrices of a call need beside float32.
 struct Forms {
   bool int8 = false;      // asked for: 8 bits for packed weights
   bool packed = false;    // packed weights
-  bool tiled = false;     // packed weights on tiles
-  bool split = false;     // bfloat16 weights on tiles, whose order of summation depends on the number of rows
+  bool tiled = false;     // any weights on tiles
 
   // `m` rows will meet `w`.
   void add(const Matrix& w, int64_t m, bool asked_int8, bool fixed_order) {
     int8 = asked_int8;
-    bool tiles = on_tiles(w.kind, m);
-    if (format_of(w.kind).quantized) (tiles ? tiled : packed) = true;
-    split |= tiles && w.kind == Kind::BF16 && !fixed_order;
+    if (on_tiles(w.kind, m, fixed_order)) tiled = true;
+    else packed |= format_of(w.kind).quantized;
   }
-  bool any() const { return packed || tiled || split; }
+  bool any() const { return packed || tiled; }
 };
 
 // Rows of activations in all forms that are there.
 struct Input {
   const float* x;
-  int64_t cols, m;        // of all rows of the call, which decide what multiplies them
+  int64_t cols;
   PackedRows packed;
-  TiledRows tiled;
-  SplitRows split;
+  TiledRows tiled;        // there if tiles multiply them
   // From row i on, a multiple of 16.
   Input rows(int64_t i) const {
     Input at = *this;
@@ -168,8 +121,7 @@ struct Input {
     if (packed.wide) at.packed.wide += i * cols;
     if (packed.bytes) at.packed.bytes += i * cols;
     if (packed.facts) at.packed.facts += i * (cols / 32);
-    if (tiled.values) at.tiled.values += i * cols * tiled.parts, at.tiled.facts += i / TILE_M * (cols / 32);
-    if (split.high) at.split.high += i * cols, at.split.low += i * cols;
+    if (tiled.values) at.tiled.values += i * cols;
     return at;
   }
 };

@@ -4,8 +4,7 @@
 // Codes are integers of at most 8 bits and activations are rounded to 16 bits per 32 columns (rows.h), so that a block's
 // sum is an integer: exact, and the same in whatever order and company it is taken. Each sum then meets scale and minimum
 // in one fixed sequence of two fused steps (`fold`). A row's bits therefore depend on that row alone: few rows decode the
-// codes in registers, of many the first do and leave them in a buffer for the rest, tiles multiply them as bfloat16
-// (tilemul.h), and all agree.
+// codes in registers, of many the first do and leave them in a buffer for the rest, and all agree.
 //
 // A 32-bit word of codes holds columns 4g to 4g + 3 of one row as bytes; its even and odd bytes, widened in place, are the
 // two pairs that one multiply-and-add of 16-bit pairs takes, and activations lie in that order: 0, 2, 1, 3.
