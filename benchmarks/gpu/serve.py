@@ -10,7 +10,9 @@ torch and Triton; what else is missing comes from a folder of wheels.
 number) starts the server once for each with these flags; none: once with its defaults. ``--runs``: every workload so
 many times, the cache emptied between, medians in the table; before each the device's ceilings are measured by a process
 that lives as long as the benchmark.
-``--starts``: so many servers are only started and stopped first; with ``--cold`` each without compiled kernels.
+``--starts``: so many servers are only started and stopped, after the workloads, whose server has then compiled the
+kernels; without workloads one more start, which is not counted, does so. With ``--cold`` each starts without compiled
+kernels, in an empty TRITON_CACHE_DIR.
 ``--cache``: compiled kernels of an earlier run, read if it exists and written to --out at the end.
 """
 
@@ -273,13 +275,21 @@ def run_loads(options: argparse.Namespace, port: int, path: Path, name: str, var
 def only_start(options: argparse.Namespace, path: Path, port: int, flags: str, log: Path) -> list[float]:
     """Seconds to healthy of --starts fresh servers, without compiled kernels where --cold."""
     found = []
-    for _ in range(options.starts):
-        process, begun = start(path, port, flags, log, tempfile.mkdtemp() if options.cold else "")
-        try:
-            found.append(wait_healthy(process, port, begun, options.start_limit))
-            print(f"started in {found[-1]:.1f} s", flush=True)
-        finally:
-            stop(process)
+    uncounted = 0 if options.cold or options.workloads else 1
+    for turn in range(options.starts + uncounted):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty:
+            process, begun = start(path, port, flags, log, empty if options.cold else "")
+            try:
+                seconds = wait_healthy(process, port, begun, options.start_limit)
+            except SystemExit:
+                print(excerpt(log, 5, 20), flush=True)
+                raise
+            finally:
+                stop(process)
+        if turn >= uncounted:
+            found.append(seconds)
+        note = "" if turn >= uncounted else ", not counted: it may have compiled kernels"
+        print(f"{path.name} started in {seconds:.1f} s{note}", flush=True)
     return found
 
 
@@ -302,6 +312,27 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def loaded(
+    options: argparse.Namespace, path: Path, port: int, name: str, variant: str, flags: str, tests: str, log: Path,
+    records: list[Record],
+) -> None:  # fmt: skip
+    """A server with these flags under every workload, into ``records``; ``tests``: pytest's arguments, run first."""
+    process, begun = start(path, port, flags, log)
+    beside = None
+    if tests:
+        beside = subprocess.Popen([sys.executable, "-m", "pytest", *shlex.split(tests)], env=environment())
+    try:
+        seconds = wait_healthy(process, port, begun, options.start_limit)
+        print(f"{name} {variant}: healthy after {seconds:.1f} s", flush=True)
+        if beside is not None:
+            beside.wait()
+        run_loads(options, port, path, name, variant, records)
+        print(json.dumps(counters(port)), flush=True)
+    finally:
+        stop(process)
+        print(excerpt(log, 20, 8), flush=True)
+
+
 def main() -> None:
     options = arguments()
     out = Path(options.out)
@@ -312,34 +343,28 @@ def main() -> None:
     variants = [tuple(text.split("=", 1)) for text in options.variant] or [("defaults", "")]
     records: list[Record] = []
     starts: list[tuple[str, str, list[float]]] = []
-    tests = None
+    failed = []
     for index, (name, (variant, flags)) in enumerate(itertools.product(options.models.split(","), variants)):
         path, port, log = write_model(name), 30000 + index, out / f"serve-{name}-{variant}.log"
-        if options.starts:
-            kind = f"{variant}, nothing compiled" if options.cold else f"{variant}, kernels compiled before"
-            starts.append((name, kind, only_start(options, path, port, flags, log)))
-        if not options.workloads:
-            continue
-        process, begun = start(path, port, flags, log)
-        if options.tests and not index:
-            tests = subprocess.Popen([sys.executable, "-m", "pytest", *shlex.split(options.tests)], env=environment())
         try:
-            seconds = wait_healthy(process, port, begun, options.start_limit)
-            print(f"{name} {variant}: healthy after {seconds:.1f} s", flush=True)
-            if tests is not None:
-                tests.wait()
-            run_loads(options, port, path, name, variant, records)
-            print(json.dumps(counters(port)), flush=True)
+            if options.workloads:
+                tests = "" if index else options.tests
+                loaded(options, path, port, name, variant, flags, tests, log, records)
+            if options.starts:
+                kind = f"{variant}, nothing compiled" if options.cold else f"{variant}, kernels compiled before"
+                log = log.with_name(f"start-{name}-{variant}{'-cold' if options.cold else ''}.log")
+                starts.append((name, kind, only_start(options, path, port, flags, log)))
+        except SystemExit as error:  # the other variants are still worth their time
+            failed.append(f"{name} {variant}: {error}")
+            print(failed[-1], flush=True)
         finally:
-            stop(process)
-            print(excerpt(log, 20, 8), flush=True)
             (out / "serve.md").write_text(markdown(records, starts) + "\n")
     if CACHE.exists():
         with tarfile.open(out / "triton-cache.tgz", "w:gz") as archive:
             archive.add(CACHE, CACHE.name)
-    text = markdown(records, starts)
-    (out / "serve.md").write_text(text + "\n")
-    print(text)
+    print(markdown(records, starts))
+    if failed:
+        raise SystemExit("\n".join(failed))
 
 
 if __name__ == "__main__":

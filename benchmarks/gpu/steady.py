@@ -90,25 +90,31 @@ class Clocked:
         return result
 
 
-def build(name: str, flags: set[str], device: str, tokens: int, chunk: int) -> tuple[Scheduler, Port, Clocked]:
+def build(
+    name: str, flags: set[str], device: str, tokens: int, chunk: int, *, mixed: bool = True, context: int = 8192,
+    captured: int = 2048, decode: int = 256,
+) -> tuple[Scheduler, Port, Clocked]:  # fmt: skip
+    """Scheduler, its messages and runner. ``chunk``: tokens of a step, with ``mixed`` decoding ones among them; 0: the
+    default of an H200. ``captured`` and ``decode``: tokens of the largest prefill and rows of the
+    largest batch that has a graph."""
     path = str(write_model(name))
     cuda = device == "cuda"
-    sizes = {"decode": 256, "prefill": 2048}
+    sizes = {"decode": decode, "prefill": captured}
     graphs: dict[str, Any] = {}
     for phase, size in sizes.items() if cuda else ():
         graphs |= {f"cuda_graph_backend_{phase}": "full", f"cuda_graph_max_bs_{phase}": size}
     config = Config(
         model=ModelConfig(
-            path=path, name=name, tokenizer_path=path, load_format="dummy", context_len=8192,
+            path=path, name=name, tokenizer_path=path, load_format="dummy", context_len=context,
             dtype="bfloat16" if cuda else "float32", quantization="fp8" if "fp8" in flags else None,
         ),
         scheduler=SchedulerConfig(
             max_running_requests=512, max_total_tokens=tokens, chunked_prefill_size=chunk or 8192,
-            enable_mixed_chunk=chunk > 0,
+            enable_mixed_chunk=chunk > 0 and mixed,
         ),
         runner=RunnerConfig(
             device=device, attention_backend="triton" if cuda else "torch_native", mem_fraction_static=0.9,
-            cpu_kernels=False, mixed_steps=chunk > 0,
+            cpu_kernels=False, mixed_steps=chunk > 0 and mixed,
             kv_cache_dtype="fp8_e4m3" if "kv8" in flags else "auto", **graphs,
         ),
     )  # fmt: skip
@@ -117,9 +123,10 @@ def build(name: str, flags: set[str], device: str, tokens: int, chunk: int) -> t
     return Scheduler(config.scheduler, runner, port), port, runner  # type: ignore[arg-type]
 
 
-def send(port: Port, rids: list[str], context: int, new: int) -> None:
-    """Requests with ``context`` random tokens each and ``new`` to come."""
-    rng = np.random.default_rng(len(rids))
+def send(port: Port, rids: list[str], context: int, new: int, seed: int | None = None) -> None:
+    """Requests with ``context`` random tokens each and ``new`` to come; the same tokens for the same ``seed``, which is
+    their number if none is given."""
+    rng = np.random.default_rng(len(rids) if seed is None else seed)
     sampling = SamplingParams(max_new_tokens=new, ignore_eos=True, temperature=0.0)
     for rid in rids:
         ids = rng.integers(1000, VOCAB - 1000, context).astype(np.int32)

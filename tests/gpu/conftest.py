@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-INTERPRETED = {"test_triton_fp8.py", "test_triton_kv8.py"}
+INTERPRETED = {f"test_triton_{name}.py" for name in ("fp8", "grouped", "kv8", "move", "residual")}
 HERE = Path(__file__).parent
 
 collect_ignore_glob: list[str] = []

@@ -32,6 +32,10 @@ def test_attend_against_float64(heads: int, kv_heads: int, dim: int, cached: int
     cudnn.attend(q, k, v, before if cached else None, dim**-0.5, out)
     expected = ref.attention(q, torch.cat([before[0], k]), torch.cat([before[1], v]), dim**-0.5)
     assert ref.error(out, expected) < ref.BF16_BOUND
+    if not cached:
+        alone = cudnn.attend_alone(q, k, v, dim**-0.5)
+        assert alone.is_contiguous()
+        assert torch.equal(alone, out)
 
 
 def test_parts_far_apart_are_merged() -> None:
@@ -69,3 +73,18 @@ def test_the_backend_takes_it_for_long_chunks_alone(monkeypatch: pytest.MonkeyPa
         assert calls == (lengths[:2] if long else [])
         wanted = backend.run(q, None, None, layer, engine.pool)  # from the pool, by the Triton kernel
         assert ref.error(out, wanted) < ref.BF16_BOUND
+
+
+def test_a_chunk_alone_needs_no_copy() -> None:
+    engine = Engine(2, 128, B, B)
+    engine.table = torch.zeros(128, 8192, dtype=torch.int32, device="cuda")
+    layer = AttentionLayer(0, 8, 2, 128, 128**-0.5)
+    engine.used = 0
+    engine.table[0, :4096] = engine.take(4096)
+    q = torch.randn(4096, 8, 128, device="cuda").to(B)
+    k, v = torch.randn(2, 4096, 2, 128, device="cuda").to(B).unbind()
+    backend = TritonAttention()
+    backend.plan(engine.batch([0], [4096], 1, []))
+    out = backend.run(q, k, v, layer, engine.pool)
+    assert out.shape == (4096, 8, 128)
+    assert ref.error(out, backend.run(q, None, None, layer, engine.pool)) < ref.BF16_BOUND

@@ -33,7 +33,7 @@ PROGRAM = textwrap.dedent(
             return 0
 
     driver.set_active(Hopper())
-    from ceiba.kernels.triton import activation, norm
+    from ceiba.kernels.triton import activation, move, norm
     from ceiba.kernels.triton.launch import compile_only
 
     x, weight = torch.ones(4, 512), torch.ones(512)
@@ -48,6 +48,14 @@ PROGRAM = textwrap.dedent(
         (cache, *_) = kernel.device_caches[0]
         (compiled,) = cache.values()
         assert compiled.metadata.target.arch == 90 and compiled.asm["cubin"]
+
+    # Copies between device and host: their number of rows, and where the rows' list begins, makes no new kernel.
+    sides = [move.Matrices(torch.zeros(3, dtype=torch.int64), 2048, 2048) for _ in range(2)]
+    for count in (1, 3, 4, 16, 100):
+        rows = torch.zeros(2, count, dtype=torch.int32)
+        with compile_only(2):
+            move.move_rows(*sides, rows[0], rows[1], 2048)
+    assert len(move._move_rows.device_caches[0][0]) == 1
     try:
         norm.add_rms_norm(x, weight, 1e-6)  # not added to a residual: another kernel, compiled at once and launched
     except Exception as error:

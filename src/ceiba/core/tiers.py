@@ -81,7 +81,8 @@ class TierIO(Protocol):
     info: TierInfo
 
     def backup(self, device: Int32, host: Int32) -> int:
-        """Copy KV of ``device`` slots to ``host`` slots, int32 [N] each."""
+        """Copy KV of ``device`` slots to ``host`` slots, int32 [N] each. It waits for no forward pass: what the slots
+        hold has been computed, as the tree only ever has what a result confirmed."""
 
     def restore(self, host: Int32, device: Int32) -> int:
         """Copy KV of ``host`` slots to ``device`` slots, after every forward pass launched so far."""

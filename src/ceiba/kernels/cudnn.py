@@ -44,6 +44,11 @@ def attend(
     merge_parts(own, own_lse, before, before_lse, out)
 
 
+def attend_alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """As ``attend`` where there is no prefix, without a copy of the result: [T, heads, D], contiguous."""
+    return _attention(q, k, v, scale, causal=True)[0].contiguous()
+
+
 def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

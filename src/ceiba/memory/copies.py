@@ -1,7 +1,7 @@
 """Copies between the device's KV pool, the host pool and blobs. Owns how bytes move; knows neither order nor threads.
 
-``kernel``: slots are gathered and scattered by index, a layer at a time on the device, and cross the link as few long
-copies. ``direct``: runs of consecutive slots are copied straight, without kernels: for layouts in which a run is one
+``kernel``: a kernel on the device reads rows by index and writes them by index, across the link, all layers in one
+launch. ``direct``: runs of consecutive slots are copied straight, without kernels: for layouts in which a run is one
 piece of memory on both sides. On a CPU both are the same: numpy moves a token's bytes of a layer as one item, in this
 thread alone (torch indexes byte by byte, twenty times slower, and wakes threads that then spin).
 """
@@ -9,7 +9,7 @@ thread alone (torch indexes byte by byte, twenty times slower, and wakes threads
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -17,9 +17,10 @@ import torch
 from ceiba.memory.host_pool import HostPlane, HostPool, device_planes, token_items
 from ceiba.memory.pool import KVPool
 
+if TYPE_CHECKING:
+    from ceiba.kernels.triton.move import Matrices
+
 IOBackend = Literal["kernel", "direct"]
-STAGING_BYTES = 64 << 20
-"""Device memory that one gather or scatter may take on its way."""
 
 
 def runs(a: np.ndarray, b: np.ndarray) -> Iterator[tuple[int, int, int]]:
@@ -42,6 +43,10 @@ class Copier:
         self._device = device_planes(pool)
         self._where = self._device[0][0].device
         self._row = host.row_bytes
+        self._planes: list[tuple[Matrices, Matrices, int]] = []
+        """Device side, host side and row bytes of each plane, for the kernel."""
+        if self._where.type == "cuda" and io == "kernel":
+            self._make_kernel_ready()
         self._items = [list(map(token_items, layers)) for layers in self._device] if self._where.type == "cpu" else []
 
     def backup(self, device: np.ndarray, host: np.ndarray) -> None:
@@ -54,8 +59,7 @@ class Copier:
         elif self.io == "direct":
             self._straight(device, host, to_host=True)
         else:
-            for part in self._parts(len(device)):
-                self._staged(device[part], host[part], to_host=True)
+            self._by_index(device, host, to_host=True)
 
     def restore(self, host: np.ndarray, device: np.ndarray) -> None:
         """KV of ``host`` slots to ``device`` slots, int32 [N] each."""
@@ -67,12 +71,16 @@ class Copier:
         elif self.io == "direct":
             self._straight(device, host, to_host=False)
         else:
-            for part in self._parts(len(device)):
-                self._staged(device[part], host[part], to_host=False)
+            self._by_index(device, host, to_host=False)
 
     def pack(self, slots: np.ndarray) -> np.ndarray:
         """KV of host slots as bytes: all keys [N, layers, width], then all values. The same for every layout."""
-        return np.concatenate([plane.read(slots).reshape(-1) for plane in self.host.planes])
+        blob, at = np.empty(len(slots) * self._row, np.uint8), 0
+        for plane in self.host.planes:
+            size = len(slots) * plane.layers * plane.width
+            plane.read(slots, blob[at : at + size].reshape(len(slots), plane.layers, plane.width))
+            at += size
+        return blob
 
     def unpack(self, blob: np.ndarray, slots: np.ndarray, skip: int) -> None:
         """The tokens of ``blob`` after the first ``skip`` to host slots. ValueError when the sizes do not fit."""
@@ -87,39 +95,34 @@ class Copier:
 
     # ── inside ───────────────────────────────────────────────────────────────
 
-    def _parts(self, count: int) -> Iterator[slice]:
-        step = max(1, STAGING_BYTES // self._row)
-        for start in range(0, count, step):
-            yield slice(start, min(start + step, count))
+    def _make_kernel_ready(self) -> None:
+        """Compile and run it once each way, on a slot that holds nothing yet on either side, and wait for the end."""
+        from ceiba.kernels.triton.launch import expected
 
-    def _staged(self, device: np.ndarray, host: np.ndarray, *, to_host: bool) -> None:
-        """Through a buffer on the device that lies as the host plane does: kernels on one side, long copies across."""
-        slots = _index(device).to(self._where, non_blocking=True)
-        order = list(runs(np.arange(len(host)), host))
-        for plane, layers in zip(self.host.planes, self._device, strict=True):
-            by_layer = plane.layout != "page_first"
-            size = (plane.layers, len(host), plane.width) if by_layer else (len(host), plane.layers, plane.width)
-            staging = torch.empty(size, dtype=torch.uint8, device=self._where)
+        if not self.host.pinned:
+            raise ValueError("a device copies to and from host memory by its address only if it is pinned")
+        with torch.cuda.device(self._where), expected():
+            self._planes = list(map(self._addresses, self.host.planes, self._device))
+            for to_host in (True, False):
+                self._by_index(np.zeros(1, np.int32), np.zeros(1, np.int32), to_host=to_host)
+            torch.cuda.current_stream().synchronize()
+
+    def _addresses(self, plane: HostPlane, layers: list[torch.Tensor]) -> tuple[Matrices, Matrices, int]:
+        from ceiba.kernels.triton.move import Matrices
+
+        views = [plane.layer(layer) for layer in range(plane.layers)]
+        host = Matrices.of([view.data_ptr() for view in views], views[0].stride(0), self._where)
+        return Matrices.of([data.data_ptr() for data in layers], plane.width, self._where), host, plane.width
+
+    def _by_index(self, device: np.ndarray, host: np.ndarray, *, to_host: bool) -> None:
+        from ceiba.kernels.triton.move import move_rows
+
+        rows = torch.from_numpy(np.stack([device, host])).pin_memory().to(self._where, non_blocking=True)
+        for on_device, on_host, width in self._planes:
             if to_host:
-                for layer, data in enumerate(layers):
-                    part = staging[layer] if by_layer else staging[:, layer]
-                    part.copy_(data.index_select(0, slots))
-                self._across(plane, staging, order, to_host=True)
+                move_rows(on_device, on_host, rows[0], rows[1], width)
             else:
-                self._across(plane, staging, order, to_host=False)
-                for layer, data in enumerate(layers):
-                    data.index_copy_(0, slots, staging[layer] if by_layer else staging[:, layer])
-
-    def _across(
-        self, plane: HostPlane, staging: torch.Tensor, order: list[tuple[int, int, int]], *, to_host: bool
-    ) -> None:
-        for at, slot, count in order:
-            if plane.layout == "page_first":
-                _copy(plane.data[slot : slot + count], staging[at : at + count], to_host)
-                continue
-            for layer in range(plane.layers):
-                for offset, piece in plane.pieces(layer, slot, count):
-                    _copy(piece, staging[layer, at + offset : at + offset + len(piece)], to_host)
+                move_rows(on_host, on_device, rows[1], rows[0], width)
 
     def _straight(self, device: np.ndarray, host: np.ndarray, *, to_host: bool) -> None:
         for source, target, count in runs(device, host):
@@ -134,7 +137,3 @@ def _copy(host: torch.Tensor, device: torch.Tensor, to_host: bool) -> None:
         host.copy_(device, non_blocking=True)
     else:
         device.copy_(host, non_blocking=True)
-
-
-def _index(slots: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(slots.astype(np.int64))

@@ -34,11 +34,14 @@ class HostPlane:
         self.data = lazy_zeros(*shape, dtype=torch.uint8, device="cpu")
         self.array = self.data.numpy()
 
-    def read(self, slots: np.ndarray) -> np.ndarray:
-        """Rows of ``slots`` int [N], uint8 [N, layers, width]."""
+    def read(self, slots: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Rows of ``slots`` int [N], uint8 [N, layers, width]; written to ``out`` where it is given."""
+        rows = np.empty((len(slots), self.layers, self.width), np.uint8) if out is None else out
         if self.layout == "page_first":
-            return _wide(self.array.reshape(self.tokens, -1))[slots].view(np.uint8).reshape(-1, self.layers, self.width)
-        rows = np.empty((len(slots), self.layers, self.width), np.uint8)
+            # "clip" checks no bounds, but without it numpy takes a buffer of its own and copies twice.
+            tokens = _wide(self.array.reshape(self.tokens, -1))
+            np.take(tokens, slots, out=_wide(rows.reshape(len(slots), -1)), mode="clip")
+            return rows
         for layer in range(self.layers):
             _wide(rows[:, layer])[:] = self.items(layer)[self.where(slots)]
         return rows
@@ -59,6 +62,10 @@ class HostPlane:
         if self.layout == "layer_first":
             return _wide(self.array[layer])
         return _wide(self.array[:, layer])
+
+    def layer(self, layer: int) -> torch.Tensor:
+        """One layer's rows by slot, uint8 [tokens, width] with any row stride; not of ``page_first_direct``."""
+        return self.data[:, layer] if self.layout == "page_first" else self.data[layer]
 
     def where(self, slots: np.ndarray) -> Any:
         """The index of ``slots`` into ``items``."""
@@ -86,7 +93,7 @@ def _wide(rows: np.ndarray) -> np.ndarray:
 
 
 class HostPool:
-    """Both planes. ``pin``: make the memory reachable for a CUDA device's copy engines."""
+    """Both planes. ``pin``: make the memory reachable for a CUDA device, by its copy engines and by its address."""
 
     def __init__(self, shape: KVShape, tokens: int, page_size: int, layout: Layout, *, pin: bool = False) -> None:
         self.shape = shape
@@ -101,6 +108,10 @@ class HostPool:
     @property
     def layout(self) -> Layout:
         return self.planes[0].layout
+
+    @property
+    def pinned(self) -> bool:
+        return len(self._pinned) == len(self.planes)
 
     @property
     def row_bytes(self) -> int:

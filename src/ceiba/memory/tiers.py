@@ -204,6 +204,8 @@ class TierEngine:
         self.detach()
         self._tasks.put(None)
         self._thread.join(timeout=5)
+        if self._thread.is_alive():
+            return  # it still copies: the memory stays pinned until the process ends, or the device would fault
         if self._stream is not None:
             self._stream.synchronize()
         self._host.close()

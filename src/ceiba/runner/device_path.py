@@ -35,6 +35,9 @@ CAPTURE_SECONDS = 30.0
 """Start-up time that graphs may take; those left are captured when their size comes."""
 WARM_LENGTHS = (300, 40)
 """Tokens of the prefills that compile kernels at start."""
+WARM_MOST = 8192
+"""Tokens of the largest of them, whose memory serves every step from then on: no step waits for the device to give
+some while requests run."""
 SHARED_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Decode batches whose kernels for shared prefixes are compiled at start."""
 SHARED_CAPTURED, SHARED_SECONDS = 64, 4.0
@@ -66,8 +69,16 @@ class Launched:
 
 
 class DevicePath:
+    """``longest``: tokens that a step prefills at most."""
+
     def __init__(
-        self, config: RunnerConfig, model: Decoder, attention: AttentionBackend, pool: KVPool, rows: Rows
+        self,
+        config: RunnerConfig,
+        model: Decoder,
+        attention: AttentionBackend,
+        pool: KVPool,
+        rows: Rows,
+        longest: int,
     ) -> None:
         self.model, self.attention, self.pool, self.rows = model, attention, pool, rows
         device = rows.device
@@ -83,6 +94,7 @@ class DevicePath:
         mixed = (min(size, self.graphs.maximum) for size in MIXED_SIZES)
         self._mixed_sizes = sorted({size for size in mixed if size})
         self._mixes = config.mixed_steps
+        self._longest = longest
         self._blocks: list[DecoderBlock] | None = None
         """In place of the model's, while kernels are compiled ahead."""
 
@@ -94,6 +106,7 @@ class DevicePath:
         self.graphs.compile(self._plan_shared_padding, SHARED_SIZES)
         self.graphs.prepare(self._plan_shared_padding, SHARED_SECONDS, SHARED_CAPTURED)
         self._warm_prefills()
+        self._eager(self._empty_prefill(0, min(self._longest, WARM_MOST)))
         if self._num_tiles(1):
             sizes = self._mixed_sizes if self._mixes else []
             for decode in (0, *sizes):
@@ -127,6 +140,9 @@ class DevicePath:
             for start in (0, length):
                 if start + length <= context:
                     self._prefill_padding(start, length)
+        start, length = getattr(self.attention, "long_prefill", (0, 0))
+        if 0 < length <= min(context, self._longest):
+            self._prefill_padding(start if start + length <= context else 0, length)
 
     @property
     def graph_hits(self) -> int:

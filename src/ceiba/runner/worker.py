@@ -114,7 +114,9 @@ class ModelRunner:
         if self.device.type == "cuda":
             from ceiba.runner.device_path import DevicePath
 
-            self._device_path = DevicePath(runner, model, self.attention, self.pool, self.rows)
+            chunk, longest = scheduler.chunked_prefill_size, scheduler.max_prefill_tokens
+            longest = min(chunk, longest) if chunk > 0 else longest
+            self._device_path = DevicePath(runner, model, self.attention, self.pool, self.rows, longest)
             self._device_path.warm_up()
         else:
             self.inputs = StepInputs(max(scheduler.chunked_prefill_size, max_rows), max_rows, self.device)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
 
 from ceiba.memory.copies import Copier, runs
-from ceiba.memory.host_pool import HostPool
+from ceiba.memory.host_pool import HostPool, device_planes
 from ceiba.memory.pool import KVPool, KVShape
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct")
@@ -113,24 +115,20 @@ def test_runs_are_the_stretches_in_which_both_sides_count_up():
     assert list(runs(a[:0], b[:0])) == []
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("page", [1, 4])
-def test_the_way_through_a_staging_buffer_is_the_same_as_the_plain_one(layout, page, monkeypatch):
-    """What a GPU does between gather and link, on CPU tensors: same bytes, in parts of any size."""
-    rng = np.random.default_rng(3 + page)
+@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
+def test_the_addresses_that_a_gpu_is_told_are_those_of_the_rows(layout):
+    pytest.importorskip("triton")
+    rng = np.random.default_rng(5)
     for shape in SHAPES:
-        monkeypatch.setattr("ceiba.memory.copies.STAGING_BYTES", 3 * shape.bytes_per_token)
-        pool, host = filled(shape, 64, page, 2), HostPool(shape, 96, page, layout)
+        pool, host = filled(shape, 64, 1, 2), HostPool(shape, 96, 1, layout)
         copier = Copier(pool, host, "kernel")
-        device, there = some_slots(rng, 64, page, 16 // page), some_slots(rng, 96, page, 16 // page)
-        before = content(pool, device)
-        for part in copier._parts(len(device)):
-            copier._staged(device[part], there[part], to_host=True)
-        staged = [torch.from_numpy(plane.read(there)) for plane in host.planes]
-        for layer in (*pool.k, *pool.v):
-            layer.view(torch.uint8)[torch.from_numpy(device.astype(np.int64))] = 0
-        for part in copier._parts(len(device)):
-            copier._staged(device[part], there[part], to_host=False)
-        assert same(content(pool, device), before)
+        device, there = some_slots(rng, 64, 1, 16), some_slots(rng, 96, 1, 16)
         copier.backup(device, there)
-        assert same([torch.from_numpy(plane.read(there)) for plane in host.planes], staged)
+        for plane, layers in zip(host.planes, device_planes(pool), strict=True):
+            below, above, width = copier._addresses(plane, layers)
+            rows = plane.read(there)
+            for layer, (a, b) in enumerate(zip(below.addresses.tolist(), above.addresses.tolist(), strict=True)):
+                for i in range(16):
+                    wanted = rows[i, layer].tobytes()
+                    assert ctypes.string_at(a + int(device[i]) * below.stride, width) == wanted
+                    assert ctypes.string_at(b + int(there[i]) * above.stride, width) == wanted

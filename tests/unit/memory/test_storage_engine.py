@@ -24,8 +24,9 @@ def until(condition, seconds: float = 20.0) -> None:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 1) -> None:
         self.store = FakeStore()
+        self.store.threads = threads
         self.engine = StorageEngine(self.store, {"model": 1}, PAGE)
         self.news = []
         self.ticket = 0
@@ -53,22 +54,31 @@ def world():
     made.engine.close()
 
 
+@pytest.fixture(params=[1, 3])
+def either(request):
+    """A store that bears one reader, or three."""
+    made = World(request.param)
+    yield made
+    made.store.gate.set()
+    made.engine.close()
+
+
 def pages(news: list) -> list[bytes]:
     return [bytes(blob) for entry in news for blob in entry.blobs]
 
 
-def test_pages_come_back_as_they_were_and_in_order(world):
-    assert world.run("store", "ns", TOKENS, 0, BLOBS)[-1].stored == 10
-    news = world.run("fetch", "ns", TOKENS, 0, 1)
+def test_pages_come_back_as_they_were_and_in_order(either):
+    assert either.run("store", "ns", TOKENS, 0, BLOBS)[-1].stored == 10
+    news = either.run("fetch", "ns", TOKENS, 0, 1)
     assert news[0].found == 10
     assert pages(news) == [blob.tobytes() for blob in BLOBS]
     assert [entry.first for entry in news if entry.blobs] == [0, 8]
-    later = world.run("fetch", "ns", TOKENS, 7, 1)  # pages are named by what stands before them as well
+    later = either.run("fetch", "ns", TOKENS, 7, 1)  # pages are named by what stands before them as well
     assert pages(later) == [blob.tobytes() for blob in BLOBS[7:]]
 
 
 def test_less_than_the_threshold_is_not_read(world):
-    world.run("store", "", TOKENS, 0, BLOBS[:3])
+    world.run("store", "", TOKENS[: 3 * PAGE], 0, BLOBS[:3])
     news = world.run("fetch", "", TOKENS, 0, 4)
     assert (news[-1].found, pages(news)) == (3, [])
     assert "get" not in world.store.calls
@@ -83,18 +93,18 @@ def test_another_namespace_and_another_beginning_share_nothing(world):
 
 
 @pytest.mark.parametrize("at", [0, 30, 45, 60])
-def test_a_flipped_byte_ends_the_run_there_and_the_page_is_written_anew(world, at):
-    world.run("store", "", TOKENS, 0, BLOBS)
-    name = list(world.store.pages)[6]
-    data = bytearray(world.store.pages[name])
+def test_a_flipped_byte_ends_the_run_there_and_the_page_is_written_anew(either, at):
+    either.run("store", "", TOKENS, 0, BLOBS)
+    name = list(either.store.pages)[6]
+    data = bytearray(either.store.pages[name])
     data[at] ^= 1
-    world.store.pages[name] = bytes(data)
-    news = world.run("fetch", "", TOKENS, 0, 1)
+    either.store.pages[name] = bytes(data)
+    news = either.run("fetch", "", TOKENS, 0, 1)
     assert pages(news) == [blob.tobytes() for blob in BLOBS[:6]]
-    assert world.engine.corrupt == 1
-    assert name not in world.store.pages
-    world.run("store", "", TOKENS, 6, BLOBS[6:])
-    assert len(pages(world.run("fetch", "", TOKENS, 0, 1))) == 10
+    assert either.engine.corrupt == 1
+    assert name not in either.store.pages
+    either.run("store", "", TOKENS, 6, BLOBS[6:])
+    assert len(pages(either.run("fetch", "", TOKENS, 0, 1))) == 10
 
 
 def test_a_page_under_another_pages_name_is_noticed(world):
@@ -104,52 +114,52 @@ def test_a_page_under_another_pages_name_is_noticed(world):
     assert pages(world.run("fetch", "", TOKENS, 0, 1)) == []
 
 
-def test_a_failing_store_is_left_alone_after_a_few_times_and_tried_again(world, monkeypatch):
+def test_a_failing_store_is_left_alone_after_a_few_times_and_tried_again(either, monkeypatch):
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.2)
-    world.engine._pause = 0.2
-    world.store.fail = lambda operation: True
+    either.engine._pause = 0.2
+    either.store.fail = lambda operation: True
     for _ in range(module.FAILURES):
-        assert world.engine.status().state == "ok"
-        assert world.run("fetch", "", TOKENS, 0, 1)[-1].error
-    assert world.engine.status().state == "suspended"
-    world.store.fail = lambda operation: False
-    until(lambda: world.engine.status().state == "ok")
-    assert not world.run("fetch", "", TOKENS, 0, 1)[-1].error
+        assert either.engine.status().state == "ok"
+        assert either.run("fetch", "", TOKENS, 0, 1)[-1].error
+    assert either.engine.status().state == "suspended"
+    either.store.fail = lambda operation: False
+    until(lambda: either.engine.status().state == "ok")
+    assert not either.run("fetch", "", TOKENS, 0, 1)[-1].error
 
 
-def test_a_full_store_is_not_written_to_for_a_while_and_still_read(world):
-    world.run("store", "", TOKENS, 0, BLOBS[:2])
-    world.store.capacity = 0
-    assert "full" in world.run("store", "", TOKENS, 2, BLOBS[2:])[-1].error
-    status = world.engine.status()
+def test_a_full_store_is_not_written_to_for_a_while_and_still_read(either):
+    either.run("store", "", TOKENS[: 2 * PAGE], 0, BLOBS[:2])
+    either.store.capacity = 0
+    assert "full" in either.run("store", "", TOKENS, 2, BLOBS[2:])[-1].error
+    status = either.engine.status()
     assert (status.state, status.writable) == ("ok", False)
-    assert len(pages(world.run("fetch", "", TOKENS, 0, 1))) == 2
+    assert len(pages(either.run("fetch", "", TOKENS, 0, 1))) == 2
 
 
-def test_a_hanging_store_blocks_nobody_and_is_asked_no_more(world, monkeypatch):
+def test_a_hanging_store_blocks_nobody_and_is_asked_no_more(either, monkeypatch):
     monkeypatch.setattr(module, "HUNG", 0.05)
-    world.store.gate.clear()
+    either.store.gate.clear()
     started = time.monotonic()
-    world.engine.fetch(1, "", TOKENS, 0, 1)
-    world.engine.store(2, "", TOKENS, 0, BLOBS)
+    either.engine.fetch(1, "", TOKENS, 0, 1)
+    either.engine.store(2, "", TOKENS, 0, BLOBS)
     assert time.monotonic() - started < 5
-    until(lambda: world.engine.status().state == "suspended")
-    assert world.engine.poll() == []
-    world.engine.cancel(1)
-    world.store.gate.set()
-    world.heard(2)
-    assert [news.ticket for news in world.news] == [2]  # nothing is heard of a cancelled job
-    assert world.engine.status().state == "ok"
+    until(lambda: either.engine.status().state == "suspended")
+    assert either.engine.poll() == []
+    either.engine.cancel(1)
+    either.store.gate.set()
+    either.heard(2)
+    assert [news.ticket for news in either.news] == [2]  # nothing is heard of a cancelled job
+    assert either.engine.status().state == "ok"
 
 
-def test_closing_while_the_store_hangs_returns_and_closes_it_later(world):
-    world.store.gate.clear()
-    world.engine.fetch(1, "", TOKENS, 0, 1)
-    until(lambda: "exists" in world.store.calls)
-    world.engine.close()
-    assert not world.store.closed
-    world.store.gate.set()
-    until(lambda: world.store.closed)
+def test_closing_while_the_store_hangs_returns_and_closes_it_later(either):
+    either.store.gate.clear()
+    either.engine.fetch(1, "", TOKENS, 0, 1)
+    until(lambda: "exists" in either.store.calls)
+    either.engine.close()
+    assert not either.store.closed
+    either.store.gate.set()
+    until(lambda: either.store.closed)
 
 
 def test_the_reader_waits_while_nobody_takes_what_it_read(world, monkeypatch):
@@ -163,12 +173,12 @@ def test_the_reader_waits_while_nobody_takes_what_it_read(world, monkeypatch):
     assert len(pages(world.heard(99))) == 10
 
 
-def test_clear_deletes_and_the_backlog_counts_down(world):
-    world.store.gate.clear()
-    world.engine.store(5, "", TOKENS, 0, BLOBS)
-    assert world.engine.status().backlog == 1000
-    world.store.gate.set()
-    world.heard(5)
-    assert world.run("clear")[-1].stored == 10
-    until(lambda: world.engine.status().backlog == 0)
-    assert world.store.pages == {}
+def test_clear_deletes_and_the_backlog_counts_down(either):
+    either.store.gate.clear()
+    either.engine.store(5, "", TOKENS, 0, BLOBS)
+    assert either.engine.status().backlog == 1000
+    either.store.gate.set()
+    either.heard(5)
+    assert either.run("clear")[-1].stored == 10
+    until(lambda: either.engine.status().backlog == 0)
+    assert either.store.pages == {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +69,31 @@ def test_the_oldest_pages_go_when_the_budget_is_reached_and_reading_keeps_young(
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.kv")) <= 10_000
     with pytest.raises(StoreFull):
         store.put(KEYS[11], [page(0, 20_000)])
+
+
+def test_several_writers_at_a_time_keep_the_budget_and_the_books(tmp_path):
+    most = []
+
+    def size_of(file: Path) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return file.stat().st_size
+        return 0  # it went meanwhile
+
+    class Watched(PlainIO):
+        def write(self, path, parts):
+            super().write(path, parts)
+            most.append(sum(map(size_of, list(tmp_path.rglob("*.*")))))
+
+    store = FileStore(tmp_path, 10_000, Watched(), threads=4)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: store.put(KEYS[i], [page(i)]), range(60)))
+    files = list(tmp_path.rglob("*.kv"))
+    assert store.stats()["bytes"] == sum(file.stat().st_size for file in files) == 1000 * len(files)
+    assert store.evicted == 60 - len(files)
+    assert len(most) == 60
+    assert 8_000 <= max(most) <= 10_000
+    for file in files:
+        assert file.read_bytes() == page(KEYS.index(file.stem))
 
 
 def test_a_restart_knows_sizes_and_ages(tmp_path):

@@ -94,6 +94,8 @@ class TritonAttention:
 
     name = "triton"
     capabilities = CAPABILITIES
+    long_prefill = LONG_GRAIN, LONG_TOKENS
+    """Cached and new tokens of a prefill that takes another way than short ones, for a first run at start."""
 
     def __init__(self) -> None:
         self._prefix_slots: Tensor | None = None
@@ -248,6 +250,10 @@ class TritonAttention:
         if shape not in self._shapes:
             self._shapes.add(shape)
             self._plan_shape(shape)
+        plain = layer.causal and not (layer.window or layer.softcap) and sinks is None
+        long = self._long and plain and k is not None and v is not None and cudnn.can_attend(q, k, v)
+        if long and k is not None and v is not None and len(batch.starts) == 1 and not batch.starts[0]:
+            return cudnn.attend_alone(q, k, v, layer.scale)
         decodes = len(batch.kv_lens_device) - batch.num_prefill
         first = 0 if self._padded else tokens  # row of the first decode segment
         # No tile covers padding, whose rows must stay finite: the next layer's keys and values come from them.
@@ -257,8 +263,7 @@ class TritonAttention:
             # Before the prefill: the padding of captured decode segments lies over its rows.
             own = slice(first, first + decodes)
             self._decode(q[own], layer, shape, k_pool, v_pool, sinks, out[own])
-        plain = layer.causal and not (layer.window or layer.softcap) and sinks is None
-        if self._long and plain and k is not None and v is not None and cudnn.can_attend(q, k, v):
+        if long and k is not None and v is not None:
             self._attend_long(q, k, v, layer, k_pool, v_pool, out)
         elif tokens:
             dim = max(q.shape[2], v_pool.shape[2])

@@ -89,6 +89,17 @@ def on_compile(report: Callable[[str], None]) -> None:
     triton.knobs.runtime.jit_post_compile_hook = compiled
 
 
+@contextmanager
+def expected() -> Iterator[None]:
+    """Within, what is compiled is not reported: it belongs to the start."""
+    runtime = triton.knobs.runtime
+    report, runtime.jit_post_compile_hook = runtime.jit_post_compile_hook, None
+    try:
+        yield
+    finally:
+        runtime.jit_post_compile_hook = report
+
+
 @triton.jit
 def wait_for_predecessor(PDL: tl.constexpr):
     """Everything earlier kernels wrote is visible after this; later kernels may start their prologues."""

@@ -10,6 +10,7 @@ nothing of how they are sharded.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import torch
 import triton
@@ -316,6 +317,92 @@ def order_by_expert(ids: torch.Tensor, num_experts: int, block: int) -> ExpertOr
     return ExpertOrder(order, experts, num_blocks, block)
 
 
+@triton.jit
+def _grouped_tile(
+    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, out_ptr, out_scale_ptr, order_at, expert, weights_ptr, pairs, N,
+    x_scale_stride, expert_scales, w_scale_stride, out_scale_stride, K: tl.constexpr, DIVIDE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SILU: tl.constexpr, WEIGHTED: tl.constexpr,
+    SCALE: tl.constexpr, ROUNDED: tl.constexpr, COPIES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The first BM rows of a block, whose pairs lie at ``order_at``, by BN of its expert's columns."""
+    pair = tl.load(order_at + tl.arange(0, BM))
+    live = pair < pairs
+    source = tl.where(live, pair // DIVIDE, 0).to(tl.int64)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    n_read = tl.minimum(n, N - 1).to(tl.int64)
+    k = tl.arange(0, BK)
+    x_at = x_ptr + source[:, None] * K + k[None, :]
+    x_scale_at = x_scale_ptr + source * x_scale_stride
+    scale_at = w_scale_ptr + expert * expert_scales
+    block_at = scale_at + (tl.program_id(0) * BN // 128) * w_scale_stride
+    block_u_at = scale_at + ((N + tl.program_id(0) * BN) // 128) * w_scale_stride
+    if SILU:
+        acc_u = tl.zeros((BM, BN), tl.float32)
+    if COPIES:
+        # Weights are one matrix of all experts' rows; a tile lies within one expert, since BN divides N.
+        w_row = (expert * (2 if SILU else 1) * N + tl.program_id(0) * BN).to(tl.int32)
+    elif SILU:
+        w_at = w_ptr + expert * 2 * N * K + n_read[None, :] * K + k[:, None]
+        u_at = w_at + N.to(tl.int64) * K
+    else:
+        w_at = w_ptr + expert * N * K + n_read[None, :] * K + k[:, None]
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in tl.range(0, K, BK, num_stages=STAGES):
+        if COPIES:
+            # Columns past the end are zeros of the copy, so whatever x holds there does not count.
+            x = tl.load(x_at + start, mask=(start + k < K)[None, :], other=0.0)
+            w = tl.trans(w_ptr.load([w_row, start]))
+            if SILU:
+                u = tl.trans(w_ptr.load([w_row + N, start]))
+        elif K % BK == 0:
+            x = tl.load(x_at + start)
+            w = tl.load(w_at + start)
+            if SILU:
+                u = tl.load(u_at + start)
+        else:
+            inside = start + k < K
+            x = tl.load(x_at + start, mask=inside[None, :], other=0.0)
+            w = tl.load(w_at + start, mask=inside[:, None], other=0.0)
+            if SILU:
+                u = tl.load(u_at + start, mask=inside[:, None], other=0.0)
+        if ROUNDED or SCALE == 2:
+            # One group of x and one block of w at a time: BK divides 128.
+            scale = tl.full((BM,), 1.0, tl.float32)
+            if ROUNDED:
+                scale = tl.load(x_scale_at + start // 128)
+            scale_w = 1.0
+            scale_u = 1.0
+            if SCALE == 2:
+                scale_w = tl.load(block_at + start // 128)
+                if SILU:
+                    scale_u = tl.load(block_u_at + start // 128)
+            acc += tl.dot(x, w.to(x.dtype), input_precision="tf32x3") * (scale * scale_w)[:, None]
+            if SILU:
+                acc_u += tl.dot(x, u.to(x.dtype), input_precision="tf32x3") * (scale * scale_u)[:, None]
+        else:
+            acc = tl.dot(x, w.to(x.dtype), acc, input_precision="tf32x3")
+            if SILU:
+                acc_u = tl.dot(x, u.to(x.dtype), acc_u, input_precision="tf32x3")
+    if SCALE == 1:
+        acc *= tl.load(scale_at + n_read)[None, :]
+        if SILU:
+            acc_u *= tl.load(scale_at + N + n_read)[None, :]
+    if SILU:
+        acc = silu(acc) * acc_u
+    if WEIGHTED:
+        acc *= tl.load(weights_ptr + pair, mask=live, other=0.0)[:, None]
+    out_at = out_ptr + pair.to(tl.int64)[:, None] * N + n[None, :]
+    inside_out = live[:, None] & (n < N)[None, :]
+    if ROUNDED and SILU:
+        # A tile is a group of the next product's input: BN is 128.
+        acc = tl.where((n < N)[None, :], acc, 0.0)
+        scale = tl.maximum(tl.max(tl.abs(acc), axis=1) / 448.0, 1e-12)
+        tl.store(out_scale_ptr + pair.to(tl.int64) * out_scale_stride + tl.program_id(0), scale, mask=live)
+        tl.store(out_at, to_float8(acc, (1.0 / scale)[:, None]), mask=inside_out)
+    else:
+        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=inside_out)
+
+
 @triton.jit(do_not_specialize=["pairs"])
 def _grouped_matmul(
     x_ptr,
@@ -344,6 +431,7 @@ def _grouped_matmul(
     SCALE: tl.constexpr,
     ROUNDED: tl.constexpr,
     COPIES: tl.constexpr,
+    HALVES: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -351,82 +439,23 @@ def _grouped_matmul(
     wait_for_predecessor(PDL)
     if block < tl.load(num_blocks_ptr):
         expert = tl.load(experts_ptr + block).to(tl.int64)
-        pair = tl.load(order_ptr + block * BM + tl.arange(0, BM))
-        live = pair < pairs
-        source = tl.where(live, pair // DIVIDE, 0).to(tl.int64)
-        n = tl.program_id(0) * BN + tl.arange(0, BN)
-        n_read = tl.minimum(n, N - 1).to(tl.int64)
-        k = tl.arange(0, BK)
-        x_at = x_ptr + source[:, None] * K + k[None, :]
-        x_scale_at = x_scale_ptr + source * x_scale_stride
-        scale_at = w_scale_ptr + expert * expert_scales
-        block_at = scale_at + (tl.program_id(0) * BN // 128) * w_scale_stride
-        block_u_at = scale_at + ((N + tl.program_id(0) * BN) // 128) * w_scale_stride
-        if SILU:
-            acc_u = tl.zeros((BM, BN), tl.float32)
-        if COPIES:
-            # Weights are one matrix of all experts' rows; a tile lies within one expert, since BN divides N.
-            w_row = (expert * (2 if SILU else 1) * N + tl.program_id(0) * BN).to(tl.int32)
-        elif SILU:
-            w_at = w_ptr + expert * 2 * N * K + n_read[None, :] * K + k[:, None]
-            u_at = w_at + N.to(tl.int64) * K
+        order_at = order_ptr + block * BM
+        few = False
+        if HALVES:
+            # A block's pairs stand before its padding.
+            few = tl.load(order_at + BM // 2) >= pairs
+        if few:
+            _grouped_tile(
+                x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, out_ptr, out_scale_ptr, order_at, expert, weights_ptr, pairs, N,
+                x_scale_stride, expert_scales, w_scale_stride, out_scale_stride, K, DIVIDE, BM // 2, BN, BK, SILU,
+                WEIGHTED, SCALE, ROUNDED, COPIES, STAGES,
+            )  # fmt: skip
         else:
-            w_at = w_ptr + expert * N * K + n_read[None, :] * K + k[:, None]
-        acc = tl.zeros((BM, BN), tl.float32)
-        for start in tl.range(0, K, BK, num_stages=STAGES):
-            if COPIES:
-                # Columns past the end are zeros of the copy, so whatever x holds there does not count.
-                x = tl.load(x_at + start, mask=(start + k < K)[None, :], other=0.0)
-                w = tl.trans(w_ptr.load([w_row, start]))
-                if SILU:
-                    u = tl.trans(w_ptr.load([w_row + N, start]))
-            elif K % BK == 0:
-                x = tl.load(x_at + start)
-                w = tl.load(w_at + start)
-                if SILU:
-                    u = tl.load(u_at + start)
-            else:
-                inside = start + k < K
-                x = tl.load(x_at + start, mask=inside[None, :], other=0.0)
-                w = tl.load(w_at + start, mask=inside[:, None], other=0.0)
-                if SILU:
-                    u = tl.load(u_at + start, mask=inside[:, None], other=0.0)
-            if ROUNDED or SCALE == 2:
-                # One group of x and one block of w at a time: BK divides 128.
-                scale = tl.full((BM,), 1.0, tl.float32)
-                if ROUNDED:
-                    scale = tl.load(x_scale_at + start // 128)
-                scale_w = 1.0
-                scale_u = 1.0
-                if SCALE == 2:
-                    scale_w = tl.load(block_at + start // 128)
-                    if SILU:
-                        scale_u = tl.load(block_u_at + start // 128)
-                acc += tl.dot(x, w.to(x.dtype), input_precision="tf32x3") * (scale * scale_w)[:, None]
-                if SILU:
-                    acc_u += tl.dot(x, u.to(x.dtype), input_precision="tf32x3") * (scale * scale_u)[:, None]
-            else:
-                acc = tl.dot(x, w.to(x.dtype), acc, input_precision="tf32x3")
-                if SILU:
-                    acc_u = tl.dot(x, u.to(x.dtype), acc_u, input_precision="tf32x3")
-        if SCALE == 1:
-            acc *= tl.load(scale_at + n_read)[None, :]
-            if SILU:
-                acc_u *= tl.load(scale_at + N + n_read)[None, :]
-        if SILU:
-            acc = silu(acc) * acc_u
-        if WEIGHTED:
-            acc *= tl.load(weights_ptr + pair, mask=live, other=0.0)[:, None]
-        out_at = out_ptr + pair.to(tl.int64)[:, None] * N + n[None, :]
-        inside_out = live[:, None] & (n < N)[None, :]
-        if ROUNDED and SILU:
-            # A tile is a group of the next product's input: BN is 128.
-            acc = tl.where((n < N)[None, :], acc, 0.0)
-            scale = tl.maximum(tl.max(tl.abs(acc), axis=1) / 448.0, 1e-12)
-            tl.store(out_scale_ptr + pair.to(tl.int64) * out_scale_stride + tl.program_id(0), scale, mask=live)
-            tl.store(out_at, to_float8(acc, (1.0 / scale)[:, None]), mask=inside_out)
-        else:
-            tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=inside_out)
+            _grouped_tile(
+                x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, out_ptr, out_scale_ptr, order_at, expert, weights_ptr, pairs, N,
+                x_scale_stride, expert_scales, w_scale_stride, out_scale_stride, K, DIVIDE, BM, BN, BK, SILU,
+                WEIGHTED, SCALE, ROUNDED, COPIES, STAGES,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,6 +469,18 @@ class GroupedShape:
     warps: int
     copies: bool = False
     """Whether the copy engine fetches the weights' tiles, where it can (Hopper, columns that divide the matrix)."""
+    halves: bool = False
+    """Whether of blocks that are at most half full only half the rows are computed: with uneven routing many are."""
+
+
+TILES: tuple[tuple[float, GroupedShape, GroupedShape], ...] = (
+    (8, GroupedShape(16, 64, 128, 3, 4), GroupedShape(16, 64, 128, 4, 4)),
+    (24, GroupedShape(32, 64, 128, 3, 4), GroupedShape(32, 64, 128, 3, 4)),
+    (72, GroupedShape(64, 128, 64, 4, 4), GroupedShape(64, 256, 64, 3, 4)),
+    (inf, GroupedShape(128, 128, 64, 4, 8, copies=True), GroupedShape(128, 256, 64, 3, 8)),
+)
+"""Up to so many mean pairs an expert: tiles of the gate-up and the down product, with as many rows each, for 16-bit
+weights. Measured on an H200; ``benchmarks/gpu/grouped.py`` prints these lines for even and uneven routing."""
 
 
 def rounds_activations(pairs: int, num_experts: int) -> bool:
@@ -450,9 +491,9 @@ def rounds_activations(pairs: int, num_experts: int) -> bool:
 def grouped_shapes(
     pairs: int, num_experts: int, itemsize: int = 2, scaled: bool = False
 ) -> tuple[GroupedShape, GroupedShape]:
-    """Tiles of the gate-up and the down product, by pairs per expert and bytes of an element; measured on an H200
-    (docs/benchmarks.md), but for eight-bit weights (``scaled``), whose tiles are chosen by arithmetic: a step of 128
-    columns for their scales, and for rounded input 128 columns of output, which are a group."""
+    """Tiles of the gate-up and the down product, by pairs per expert and bytes of an element: ``TILES``, but for
+    float32 and for eight-bit weights (``scaled``), whose tiles are chosen by arithmetic: a step of 128 columns for
+    their scales, and for rounded input 128 columns of output, which are a group."""
     mean = pairs / num_experts
     if scaled:
         if not rounds_activations(pairs, num_experts):
@@ -464,13 +505,7 @@ def grouped_shapes(
     if itemsize > 2:
         both = GroupedShape(16 if mean <= 8 else 64, 64, 32, 2, 4)
         return both, both
-    if mean <= 8:
-        return GroupedShape(16, 64, 128, 3, 4), GroupedShape(16, 64, 128, 4, 4)
-    if mean <= 24:
-        return GroupedShape(32, 64, 128, 3, 4), GroupedShape(32, 64, 128, 3, 4)
-    if mean <= 72:
-        return GroupedShape(64, 128, 64, 4, 4), GroupedShape(64, 256, 64, 3, 4)
-    return GroupedShape(128, 128, 64, 4, 8, copies=True), GroupedShape(128, 256, 64, 3, 8)
+    return next((first, second) for most, first, second in TILES if mean <= most)
 
 
 @triton.jit
@@ -599,6 +634,7 @@ def _launch_grouped(
         SCALE=scale_kind(w.scales, 3),
         ROUNDED=x.scales is not None,
         COPIES=copies,
+        HALVES=tile.halves and order.block > 16,
         STAGES=tile.stages,
         num_warps=tile.warps,
         **pdl_options(values.device),

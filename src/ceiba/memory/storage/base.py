@@ -1,5 +1,6 @@
-"""What a store of pages offers, and how it says that it cannot. Every store is called from two threads at most (one
-reads, one writes) and may block there for as long as it likes."""
+"""What a store of pages offers, and how it says that it cannot. A store is called from two threads at most, one that
+reads and one that writes, unless its attribute ``threads`` says how many of each may come at a time. It may block them
+for as long as it likes."""
 
 from __future__ import annotations
 

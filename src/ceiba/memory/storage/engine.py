@@ -1,4 +1,5 @@
-"""The threads between the scheduler and a store: one reads, one writes, neither is ever waited for.
+"""The threads between the scheduler and a store: one reads, one writes, neither is ever waited for. Either has helpers
+where the store bears them, since checksums and copies take as long as the store itself.
 
 Owns jobs, checks, back-pressure and the breaker: a store that fails, hangs or is full costs hits, nothing else. Pages
 are checked here, so what leaves is what was stored; the first page that is missing or damaged ends a fetch, because KV
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 
 from ceiba.core.tiers import StorageDone, StorageStatus
 from ceiba.memory.storage.base import PageStore, StoreFull
+from ceiba.memory.storage.crew import Crew
 from ceiba.memory.storage.pages import CorruptPage, frame, identity_digest, page_keys, unframe
 
 log = logging.getLogger("ceiba.hicache")
@@ -47,11 +50,12 @@ class _Job:
 
 @dataclass(slots=True)
 class _Lane:
-    """One thread's work."""
+    """One thread's work, and the threads that help it with the pages of a job."""
 
+    crew: Crew
     jobs: deque[_Job] = field(default_factory=deque)
-    busy_since: float | None = None
-    """When the store operation that runs now began."""
+    asked: dict[int, float] = field(default_factory=dict)
+    """Thread -> when the store operation that it is in began."""
 
 
 class StorageEngine:
@@ -63,7 +67,8 @@ class StorageEngine:
         self._identity = identity_digest(identity)
         self._page = page
         self._changed = threading.Condition()
-        self._lanes = {"read": _Lane(), "write": _Lane()}
+        threads = int(getattr(store, "threads", 1))
+        self._lanes = {what: _Lane(Crew(threads, f"kv-storage-{what}")) for what in ("read", "write")}
         self._jobs: dict[int, _Job] = {}
         self._news: list[StorageDone] = []
         self._unread = 0
@@ -151,6 +156,7 @@ class StorageEngine:
                 self._run(job)
             with self._changed:
                 self._backlog -= job.size
+        lane.crew.close()
         with self._changed:
             self._lanes = {name: other for name, other in self._lanes.items() if other is not lane}
             last = not self._lanes
@@ -181,17 +187,17 @@ class StorageEngine:
 
     def _ask(self, lane: str, call: Callable[..., Any], *args: Any) -> Any:
         """One operation of the store, timed; success closes the breaker."""
-        own = self._lanes[lane]
-        own.busy_since = time.monotonic()
+        asked, thread = self._lanes[lane].asked, threading.get_ident()
+        asked[thread] = time.monotonic()
         try:
             value = call(*args)
         finally:
-            own.busy_since = None
+            del asked[thread]
         self._failures, self._pause = 0, FIRST_PAUSE
         return value
 
     def _hung(self, now: float) -> bool:
-        return any(lane.busy_since is not None and now - lane.busy_since > HUNG for lane in self._lanes.values())
+        return any(now - began > HUNG for lane in self._lanes.values() for began in list(lane.asked.values()))
 
     # ── jobs ─────────────────────────────────────────────────────────────────
 
@@ -204,18 +210,18 @@ class StorageEngine:
             return
         blobs: list[Any] = []
         at, started = 0, time.monotonic()
-        for i, key in enumerate(keys[:found]):
-            page = self._read(key)
-            if page is not None:
-                blobs.append(page)
-            final = page is None or i == found - 1
-            if final or len(blobs) == GROUP:
-                size = sum(blob.nbytes for blob in blobs)
-                seconds = time.monotonic() - started
-                news = StorageDone(job.ticket, final, first=at, blobs=blobs, seconds=seconds, size=size)
-                if not self._tell(job, news) or final:
-                    return
-                at, blobs, started = i + 1, [], time.monotonic()
+        with closing(self._lanes["read"].crew.results(self._read, keys[:found])) as pages:
+            for i, page in enumerate(pages):
+                if page is not None:
+                    blobs.append(page)
+                final = page is None or i == found - 1
+                if final or len(blobs) == GROUP:
+                    size = sum(blob.nbytes for blob in blobs)
+                    seconds = time.monotonic() - started
+                    news = StorageDone(job.ticket, final, first=at, blobs=blobs, seconds=seconds, size=size)
+                    if not self._tell(job, news) or final:
+                        return
+                    at, blobs, started = i + 1, [], time.monotonic()
 
     def _read(self, key: str) -> memoryview | None:
         """A page that has been checked. A damaged one is deleted, so that it is written anew."""
@@ -225,7 +231,8 @@ class StorageEngine:
         try:
             return unframe(key, data)
         except CorruptPage as error:
-            self.corrupt += 1
+            with self._changed:
+                self.corrupt += 1
             self._last_error = f"page {key[:12]}… is damaged: {error}"
             log.warning("the KV storage: %s; it is computed again", self._last_error)
         self._ask("read", self._store.delete, key)
@@ -234,11 +241,16 @@ class StorageEngine:
     def _write(self, job: _Job, namespace: str, tokens: np.ndarray, first: int, blobs: list[Any]) -> None:
         keys = page_keys(self._identity, namespace, tokens, self._page)[first:]
         started, size = time.monotonic(), 0
-        for key, blob in zip(keys, blobs, strict=True):
-            if job.cancelled:
-                return
-            size += self._ask("write", self._store.put, key, frame(key, blob))
+        with closing(self._lanes["write"].crew.results(self._write_page, zip(keys, blobs, strict=True))) as written:
+            for count in written:
+                size += count
+                if job.cancelled:
+                    return
         self._end(job, stored=len(blobs), size=size, seconds=time.monotonic() - started)
+
+    def _write_page(self, page: tuple[str, Any]) -> int:
+        key, blob = page
+        return int(self._ask("write", self._store.put, key, frame(key, blob)))
 
     # ── news ─────────────────────────────────────────────────────────────────
 

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from ceiba.memory.storage.base import Buffer, StoreError, StoreFull
 
 log = logging.getLogger("ceiba.hicache")
@@ -44,8 +46,8 @@ class PlainIO:
     def read(self, path: str) -> Buffer:
         fd = os.open(path, os.O_RDONLY)
         try:
-            data = bytearray(os.fstat(fd).st_size)
-            view, at = memoryview(data), 0
+            # Not a bytearray: that writes zeros first, which takes longer than reading what is in the page cache.
+            view, at = np.empty(os.fstat(fd).st_size, np.uint8).data, 0
             while at < len(view):
                 count = os.preadv(fd, [view[at:]], at)
                 if count == 0:
@@ -73,15 +75,19 @@ class PlainIO:
 
 
 class FileStore:
-    """``folder``: this model's, made if missing. ``budget``: bytes its pages may take."""
+    """``folder``: this model's, made if missing. ``budget``: bytes its pages may take. ``threads``: how many may read,
+    and as many write, at a time; more than one only where ``io`` bears it."""
 
-    def __init__(self, folder: Path, budget: int, io: FileIO | None = None) -> None:
+    def __init__(self, folder: Path, budget: int, io: FileIO | None = None, threads: int = 1) -> None:
         self.folder = folder
         self.budget = budget
+        self.threads = threads
         self._io: FileIO = PlainIO() if io is None else io
         self._pages: OrderedDict[str, int] = OrderedDict()
         """Key -> bytes, the least recently used first."""
         self._used = 0
+        self._coming = 0
+        """Bytes being written."""
         self._lock = threading.Lock()
         self._number = itertools.count()
         self.evicted = 0
@@ -119,20 +125,14 @@ class FileStore:
         size = sum(memoryview(part).nbytes for part in parts)
         if size > self.budget:
             raise StoreFull(f"a page of {size} bytes is larger than the budget of {self.budget}")
-        self._make_room(size)
+        with self._lock:
+            self._coming += size
         try:
-            self._write(key, path, parts)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise StoreError(f"{path}: {error.strerror or error}") from error
-            if not self._evict(4 * size):
-                raise StoreFull(f"{self.folder}: {error.strerror}") from error
-            try:
-                self._write(key, path, parts)
-            except OSError as again:
-                kind = StoreFull if again.errno in _FULL else StoreError
-                raise kind(f"{self.folder}: {again.strerror or again}") from again
-        self._note(key, size)
+            self._make_room()
+            self._put(key, path, parts, size)
+        finally:
+            with self._lock:
+                self._coming -= size
         return size
 
     def delete(self, key: str) -> None:
@@ -179,6 +179,21 @@ class FileStore:
                 os.unlink(temporary)
             raise
 
+    def _put(self, key: str, path: str, parts: Sequence[Buffer], size: int) -> None:
+        try:
+            self._write(key, path, parts)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise StoreError(f"{path}: {error.strerror or error}") from error
+            if not self._evict(4 * size):
+                raise StoreFull(f"{self.folder}: {error.strerror}") from error
+            try:
+                self._write(key, path, parts)
+            except OSError as again:
+                kind = StoreFull if again.errno in _FULL else StoreError
+                raise kind(f"{self.folder}: {again.strerror or again}") from again
+        self._note(key, size)
+
     def _files(self) -> list[os.DirEntry[str]]:
         found: list[os.DirEntry[str]] = []
         for part in os.scandir(self.folder):
@@ -219,9 +234,11 @@ class FileStore:
         with self._lock:
             self._used -= self._pages.pop(key, 0)
 
-    def _make_room(self, size: int) -> None:
-        if self._used + size > self.budget:
-            self._evict(self._used + size - int(self.budget * LOW_WATER))
+    def _make_room(self) -> None:
+        with self._lock:
+            wanted = self._used + self._coming
+        if wanted > self.budget:
+            self._evict(wanted - int(self.budget * LOW_WATER))
 
     def _evict(self, wanted: int) -> int:
         """Delete the least recently used pages until ``wanted`` bytes are gone; returns how many went."""
@@ -234,7 +251,8 @@ class FileStore:
                 self._used -= size
             with contextlib.suppress(OSError):
                 os.unlink(self._path(key))
-                self.evicted += 1
+                with self._lock:
+                    self.evicted += 1
             gone += size
         return gone
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,8 @@ from ceiba.memory.storage.pages import identity_digest
 
 FLAG: Final = "--hicache-storage-backend"
 EXTRA: Final = "--hicache-storage-backend-extra-config"
+MOST_THREADS: Final = 4
+"""That read files at a time, and as many that write; one for every four processors, since others compute there."""
 GB: Final = 10**9
 DEFAULT_GB: Final = 16.0
 OPTIONS: Final[dict[str, dict[str, tuple[type, ...]]]] = {
@@ -83,7 +86,8 @@ def _open(backend: str, options: Mapping[str, Any], model: str) -> PageStore:
     folder = Path(options["path"]).expanduser() / model
     budget = int(options.get("max_gb", DEFAULT_GB) * GB)
     if backend == "file":
-        return FileStore(folder, budget)
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return FileStore(folder, budget, threads=max(1, min(MOST_THREADS, processors // 4)))
     from ceiba.memory.storage.nixl import PLUGINS, NixlIO
 
     plugin = str(options.get("plugin", PLUGINS[0]))

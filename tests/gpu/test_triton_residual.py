@@ -1,0 +1,64 @@
+"""What a layer adds to the residual stream, by the device's operations: in place or as a delta, the sum is the
+reference's. Runs in Triton's interpreter too.
+"""
+
+from __future__ import annotations
+
+import gpu_reference as ref
+import pytest
+import torch
+
+from ceiba.layers import cuda_ops
+from ceiba.layers import ops as reference
+from ceiba.layers.ops import Routing
+
+B = torch.bfloat16
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=ref.DEVICE).to(B)
+
+
+def added(residual: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+    """The stream, float64."""
+    if delta is None:
+        return residual.double()
+    return residual.double() + (delta if delta.dim() == 2 else delta.double().sum(0))
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 20, 70])
+@pytest.mark.parametrize("delta", [False, True])
+def test_experts(tokens: int, delta: bool) -> None:
+    experts, dim, inner, routing = 8, 128, 64, Routing(2, True)
+    ops = cuda_ops.cuda_ops(torch.device(ref.DEVICE))
+    stream, norm, router = rand(tokens, dim), rand(dim), rand(experts, dim)
+    gate_up, down = rand(experts, 2 * inner, dim) * 0.1, rand(experts, dim, inner) * 0.1
+    before = rand(tokens, dim) if delta else None
+    residual, expected = stream.clone(), stream.double()
+    ours = ops.norm_experts(before, residual, norm, 1e-6, router, gate_up, down, routing, True)
+    wide = [t.double() for t in (norm, router, gate_up, down)]
+    more = reference.norm_experts(
+        None if before is None else before.double(), expected, wide[0], 1e-6, *wide[1:], routing, True
+    )
+    assert more is not None
+    near = (added(residual, ours) - expected - more).norm(dim=1) / (expected + more).norm(dim=1)
+    # Rounding turns a near tie of the router now and then.
+    assert near.median() < ref.BF16_BOUND
+    assert (near < ref.BF16_BOUND).float().mean() > 0.8
+    split = stream.clone()
+    part = ops.norm_experts(before, split, norm, 1e-6, router, gate_up, down, routing, False)
+    assert part is not None  # of one rank among several: a sum over ranks comes first
+    same = (added(split, part) - added(residual, ours)).norm(dim=1) / added(split, part).norm(dim=1)
+    assert same.max() < ref.BF16_BOUND
+
+
+@pytest.mark.parametrize("adding", [1, 1 << 30])
+@pytest.mark.parametrize("tokens", [1, 24, 70])
+def test_products(tokens: int, adding: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_ops, "ADDING_ROWS", adding)
+    ops = cuda_ops.cuda_ops(torch.device(ref.DEVICE))
+    x, weight, stream = rand(tokens, 128), rand(64, 128), rand(tokens, 64)
+    residual = stream.clone()
+    delta = ops.linear_residual(x, weight, residual)
+    assert (delta is None) == (tokens == 1 or adding == 1)
+    assert ref.error(added(residual, delta), stream.double() + x.double() @ weight.double().t()) < ref.BF16_BOUND
