@@ -51,6 +51,7 @@ CANDIDATES: dict[int, tuple[tuple[GroupedShape, ...], tuple[GroupedShape, ...]]]
             GroupedShape(64, 64, 64, 4, 4, copies=True),
             GroupedShape(64, 64, 128, 3, 4),
             GroupedShape(64, 128, 64, 2, 4, copies=True),
+            GroupedShape(64, 256, 64, 3, 8, copies=True),
         ),
         (
             GroupedShape(64, 256, 64, 3, 4),
@@ -59,6 +60,7 @@ CANDIDATES: dict[int, tuple[tuple[GroupedShape, ...], tuple[GroupedShape, ...]]]
             GroupedShape(64, 128, 64, 4, 4, copies=True),
             GroupedShape(64, 128, 128, 3, 4),
             GroupedShape(64, 256, 64, 2, 4),
+            GroupedShape(64, 512, 64, 3, 8),
             GroupedShape(64, 128, 64, 3, 4, copies=True),
         ),
     ),
