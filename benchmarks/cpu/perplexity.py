@@ -1,13 +1,14 @@
 """Perplexity of a fixed text through the server, beside the dequantized float32 model in transformers.
 
-    python benchmarks/cpu/perplexity.py [--model MODEL.gguf] [--windows 20] [--text FILE]
+    python benchmarks/cpu/perplexity.py [--model MODEL.gguf] [--windows 20] [--text FILE] [--reference FILE.npz]
         [--variant "" --variant "--enable-int8-activations" --variant "--kv-cache-dtype int8" …]
 
 The text is cut into windows of 1,024 tokens, each scored on its own: the server returns the log-probability of every
 prompt token (/generate, ``logprob_start_len`` 0) and its own first choice at each position. The reference reads the
 same file with transformers and gguf, in float32, and meets the same token ids. By default the text is the Wikipedia
 sample inside the exllamav2 package, which is fetched with pip and not kept. Needs transformers, gguf and accelerate,
-without which transformers reads no GGUF file.
+without which transformers reads no GGUF file. ``--reference`` keeps tokens and reference in a file, for a
+machine without text and transformers.
 """
 
 from __future__ import annotations
@@ -83,16 +84,18 @@ def main() -> int:
     parser.add_argument("--model", help="a GGUF file; default: the embedded model")
     parser.add_argument("--text", help="a file, instead of the fixed one")
     parser.add_argument("--windows", type=int, default=20, help=f"of {WINDOW} tokens")
+    parser.add_argument("--reference", type=Path, help="written, or read if it is there: token ids and the reference")
     parser.add_argument("--variant", action="append", help="flags of a server; repeat for several")
     args = parser.parse_args()
     from ceiba.checkpoint import resolve_path
 
     path = Path(resolve_path(args.model))
-    text = Path(args.text).read_text() if args.text else fixed_text()
+    known = dict(np.load(args.reference)) if args.reference and args.reference.exists() else {}
+    text = "" if known else Path(args.text).read_text() if args.text else fixed_text()
     variants = ["", "--enable-int8-activations"] if args.variant is None else args.variant
-    if importlib.util.find_spec("accelerate") is None:
+    if not known and importlib.util.find_spec("accelerate") is None:
         parser.error("transformers reads a GGUF file only with accelerate: pip install accelerate")
-    windows: np.ndarray | None = None
+    windows: np.ndarray | None = known.get("windows")
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for variant in variants:
         port = free_port()
@@ -107,7 +110,11 @@ def main() -> int:
             found[variant or "default"] = through_server(server.url, windows)
         print(f"{variant or 'default'}: {math.exp(-found[variant or 'default'][0].mean()):.4f}", flush=True)
     assert windows is not None
-    truth, choice = reference(path, windows)
+    truth, choice = (known["truth"], known["choice"]) if known else reference(path, windows)
+    if args.reference and not known:
+        np.savez_compressed(
+            args.reference, windows=windows.astype(np.int32), truth=truth, choice=choice.astype(np.int32)
+        )
     exact = math.exp(-truth.mean())
     print(f"\n{path.name}: {windows.size:,} tokens in windows of {WINDOW}; float32 in transformers: {exact:.4f}\n")
     print("| server | perplexity | against float32 | same first choice | largest difference of one log-probability |")

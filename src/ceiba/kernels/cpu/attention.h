@@ -271,11 +271,11 @@ inline void fetch(const uint8_t* from, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at);
 }
 
-// A tile's keys or values as float32 [TILE, dim]. Meanwhile what lies in `next` at the same slots is asked for, or null.
+// A tile's keys or values as float32 [TILE, dim]. Meanwhile what lies in `next` at the same slots is asked for, or null;
+// `bytes` of each slot: of all heads where whoever reads the first goes on with the others.
 template <Kv K, bool STEPS>
-inline void read_tile(const uint8_t* from, const uint8_t* next, const int32_t* slots, int64_t stride, int dim, int count,
-                      float* out) {
-  int64_t bytes = kv_bytes<K>(dim);
+inline void read_tile(const uint8_t* from, const uint8_t* next, const int32_t* slots, int64_t stride, int64_t bytes, int dim,
+                      int count, float* out) {
   for (int j = 0; next && j < imin(SLOTS_AHEAD, count); j++) fetch(from + slots[j] * stride, bytes);
   for (int j = 0; j < count; j++) {
     const uint8_t* head = from + slots[j] * stride;
@@ -338,12 +338,13 @@ inline void weigh_rows(const float* weight, const Value& value, int m, int count
 // position that a row may not see has weight 0, which hides any finite value.
 template <Kv K>
 void attend_tile(const AttentionShape& shape, const void* k, const void* v, const int32_t* slots, int kv_head,
-                        const float* q, int m, int count, const int32_t* limit, Rows& r, float* tile, float* turned) {
+                        const float* q, int m, int count, const int32_t* limit, Rows& r, float* tile, float* turned,
+                        bool together) {
   int dim = shape.head_dim;
   int64_t head_bytes = kv_bytes<K>(dim), stride = shape.kv_heads * head_bytes;
   const uint8_t *keys = static_cast<const uint8_t*>(k) + kv_head * head_bytes;
   const uint8_t *values = static_cast<const uint8_t*>(v) + kv_head * head_bytes;
-  read_tile<K, true>(keys, values, slots, stride, dim, count, tile);
+  read_tile<K, true>(keys, values, slots, stride, together && !kv_head ? stride : head_bytes, dim, count, tile);
   scores(q, tile, m, dim, count, r.score, turned);
   if (limit)
     for (int i = 0; i < m; i++)
@@ -358,7 +359,7 @@ void attend_tile(const AttentionShape& shape, const void* k, const void* v, cons
     weigh_rows(r.score, [&](int j, int d) __attribute__((always_inline)) { return kv_load<K>(values + slots[j] * stride, d); },
                m, count, r.out, dim);
   } else {
-    read_tile<K, false>(values, nullptr, slots, stride, dim, count, tile);
+    read_tile<K, false>(values, nullptr, slots, stride, 0, dim, count, tile);
     weigh_rows(r.score, [&](int j, int d) __attribute__((always_inline)) { return load(tile + j * dim + d); }, m, count,
                r.out, dim);
   }
@@ -403,6 +404,7 @@ struct Scratch {
   float* turned;          // the tile's keys by dimension
   float *out, *top, *sum; // of the spans before it
   int32_t* limit;
+  bool together = false;  // whether this thread takes all heads of a task in turn
   uint8_t* tiles;         // of a TileScratch
   Scratch(uint8_t* memory, int most, int dim) {
     const int64_t m = tile_rows(most);
@@ -471,7 +473,7 @@ inline void prefill_task(const AttentionShape& shape, const AttentionPlan& p, in
     bool masked = at + tile > begin + 1;
     if (masked)
       for (int i = 0; i < m; i++) s.limit[i] = begin + i / group + 1 - at;
-    attend_tile<K>(shape, k, v, slots + at, kv_head, s.q, m, tile, masked ? s.limit : nullptr, s.rows, s.tile, s.turned);
+    attend_tile<K>(shape, k, v, slots + at, kv_head, s.q, m, tile, masked ? s.limit : nullptr, s.rows, s.tile, s.turned, s.together);
   }
   if (end > SPAN) end_span(s, m, dim, false);
   else std::swap(s.out, s.rows.out), std::swap(s.sum, s.rows.sum);
@@ -503,7 +505,7 @@ inline void decode_task(const AttentionShape& shape, const AttentionPlan& p, con
       reset_rows(s.rows, m, dim);
       for (int32_t at = task.from; at < task.to; at += TILE)
         attend_tile<K>(shape, k, v, slots + at, task.kv_head, s.q, m, imin(TILE, task.to - at), nullptr, s.rows,
-                       s.tile, s.turned);
+                       s.tile, s.turned, s.together);
     }
     for (int i = 0; i < m; i++) {
       int32_t seg = segment[i / group];
@@ -536,6 +538,13 @@ inline void merge_parts(const AttentionShape& shape, const AttentionPlan& p, con
   }
   float inverse = 1.f / sum;
   for (int x = 0; x < dim; x += W) store(to + x, load(to + x) * inverse);
+}
+
+// Hands out [0, total) in runs of `grain` among the team.
+template <class Fn>
+inline void share(int64_t* next, int64_t total, int64_t grain, const Fn& fn) {
+  for (int64_t at; (at = __atomic_fetch_add(next, grain, __ATOMIC_RELAXED)) < total;)
+    for (int64_t i = at; i < lmin(at + grain, total); i++) fn(i);
 }
 
 // ── one layer's attention, run by every thread of the team ──────────────────────────────────────────────────────────
@@ -621,21 +630,23 @@ inline void attend_stored(const AttentionShape& shape, const AttentionPlan& p, c
                           int64_t q_stride, const void* k, const void* v, float* out, int64_t* next,
                           int64_t* merge_next, Team& team, int id) {
   Scratch s(a.threads + a.thread_bytes * size_t(id), a.max_rows, shape.head_dim);
-  int64_t total = a.prefill_tasks + a.decode.num_tasks;
-  for (int64_t t; (t = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < total;) {
+  // All heads of a slot lie side by side: one thread takes them in turn where there is work enough for all.
+  const int64_t total = a.prefill_tasks + a.decode.num_tasks;
+  s.together = total >= 8 * shape.kv_heads * team.size();
+  share(next, total, s.together ? shape.kv_heads : 1, [&](int64_t t) {
     if (t < a.prefill_tasks)
       attend_prefill<K>(shape, p, a, t, q, q_stride, k, v, out, s);
     else
       decode_task<K>(shape, p, a.decode, a.decode.task[t - a.prefill_tasks], a.decode_token0, q, q_stride, k, v, out,
                         a.parts, s, a.max_rows);
-  }
+  });
   if (!a.decode.merge) return;
   team.barrier();
-  int64_t heads = shape.heads, merges = (p.segments - p.num_prefill) * heads;
-  for (int64_t t; (t = __atomic_fetch_add(merge_next, 8, __ATOMIC_RELAXED)) < merges;)
-    for (int64_t i = t; i < lmin(t + 8, merges); i++)
-      if (a.decode.part_count[p.num_prefill + i / heads] > 1)
-        merge_parts(shape, p, a.decode, p.num_prefill + i / heads, int(i % heads), a.decode_token0, a.parts, out);
+  const int64_t heads = shape.heads;
+  share(merge_next, (p.segments - p.num_prefill) * heads, 8, [&](int64_t i) {
+    if (a.decode.part_count[p.num_prefill + i / heads] > 1)
+      merge_parts(shape, p, a.decode, p.num_prefill + i / heads, int(i % heads), a.decode_token0, a.parts, out);
+  });
 }
 
 // Every thread calls this; `next` and `merge_next` are shared counters that start at 0. The caller puts a barrier behind.

@@ -79,13 +79,6 @@ inline Input input_of(const Activations& a, const float* x, int64_t cols) {
   return {x, cols, a.packed, a.tiled};
 }
 
-// Hands out [0, total) in runs of `grain` among the team.
-template <class Fn>
-inline void share(int64_t* next, int64_t total, int64_t grain, const Fn& fn) {
-  for (int64_t at; (at = __atomic_fetch_add(next, grain, __ATOMIC_RELAXED)) < total;)
-    for (int64_t i = at; i < lmin(at + grain, total); i++) fn(i);
-}
-
 inline int64_t grain_of(int64_t total, int threads) {
   int64_t g = total / (int64_t(threads) * 8);
   return g < 1 ? 1 : g;
@@ -152,26 +145,26 @@ inline void product(const Matrix& w, const Input& in, int64_t tokens, float* out
   product(stack, 1, in, tokens, out, stride, epilogue, next, threads);
 }
 
-// out [tokens, ffn] = silu(gate) · up
-inline void product_silu(const Matrix& gate, const Matrix& up, const Input& in, int64_t tokens, float* out,
-                         int64_t stride, int64_t* next, int threads) {
+// out [tokens, ffn] = silu(gate) · up; straight in the form of tiles, if `tiled` is given: what a tile multiplies next is then
+// neither written nor read as float32.
+inline void product_silu(const Matrix& gate, const Matrix& up, const Input& in, int64_t tokens, float* out, int64_t stride,
+                         const TiledRows* tiled, int64_t* next, int threads) {
   share_chunks(in, tokens, gate.panels(), next, threads, [&](int64_t p, int64_t row, int m) {
     alignas(64) float sums[2][CHUNK_SUMS];
     float *g = sums[0], *u = sums[1];
     std::memset(g, 0, sizeof(float) * size_t(tile_rows(m)) * LANES);
     std::memset(u, 0, sizeof(float) * size_t(tile_rows(m)) * LANES);
     panel_products({{&gate, p}, {&up, p}}, in.rows(row), m, {g, u});
-    for (int i = 0; i < m; i++)
-      for (int v = 0; v < NV; v++) {
-        if (gate.bias) store(g + i * LANES + v * W, load(g + i * LANES + v * W) + load(gate.bias + p * LANES + v * W));
-        if (up.bias) store(u + i * LANES + v * W, load(u + i * LANES + v * W) + load(up.bias + p * LANES + v * W));
+    for (int v = 0; v < NV; v++) {
+      const int64_t col = p * LANES + v * W;
+      const vf gate_bias = gate.bias ? load(gate.bias + col) : vf{}, up_bias = up.bias ? load(up.bias + col) : vf{};
+      for (int i = 0; i < m; i++) {
+        vf x = load(g + i * LANES + v * W) + gate_bias, y = load(u + i * LANES + v * W) + up_bias;
+        x = x / (1.f + vexp(-x)) * y;
+        if (tiled) to_bf16(tile_place(*tiled, stride, row + i, col), (vf)in_pairs((vi)x));
+        else store(out + (row + i) * stride + col, x);
       }
-    for (int i = 0; i < m * LANES; i += W) {
-      vf x = load(g + i);
-      store(g + i, x / (1.f + vexp(-x)) * load(u + i));
     }
-    for (int i = 0; i < m; i++)
-      std::memcpy(out + (row + i) * stride + p * LANES, g + i * LANES, sizeof(float) * LANES);
   });
 }
 
@@ -318,9 +311,10 @@ inline void run_ffn(DecoderRun& run, const Layer& layer, int64_t* counters, int 
   int64_t t = f.plan->tokens;
 
   Input in = normed_input(run, layer.ffn_norm, counters + 0, id);
-  product_silu(layer.gate, layer.up, in, t, s.inner.x, m.ffn, counters + 1, threads);
+  const bool straight = on_tiles(layer.down.kind, t, f.fixed_order);
+  product_silu(layer.gate, layer.up, in, t, s.inner.x, m.ffn, straight ? &s.inner.tiled : nullptr, counters + 1, threads);
   team.barrier();
-  in = plain_input(run, s.inner, m.ffn, counters + 2, id);
+  in = straight ? input_of(s.inner, nullptr, m.ffn) : plain_input(run, s.inner, m.ffn, counters + 2, id);
   product(layer.down, in, t, f.hidden, m.hidden, Epilogue::ADD, counters + 3, threads);
   team.barrier();
 }

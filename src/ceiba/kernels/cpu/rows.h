@@ -80,11 +80,14 @@ inline void widen_row(const float* x, int64_t cols, int16_t* q, BlockFacts* fact
   });
 }
 
+// Where row `row` has its columns from `col` on, up to the next multiple of 32.
+CEIBA_INLINE uint16_t* tile_place(const TiledRows& to, int64_t cols, int64_t row, int64_t col) {
+  return to.values + row / TILE_M * TILE_M * cols + col / 32 * (32 * TILE_M) + row % TILE_M * 32 + col % 32;
+}
+
 // Row `row` of `to`.
 inline void tile_row(const float* x, int64_t cols, const TiledRows& to, int64_t row) {
-  uint16_t* values = to.values + row / TILE_M * TILE_M * cols + 32 * (row % TILE_M);
-  for (int64_t k = 0; k < cols; k += W)
-    to_bf16(values + k / 32 * (32 * TILE_M) + k % 32, (vf)in_pairs((vi)load(x + k)));
+  for (int64_t k = 0; k < cols; k += W) to_bf16(tile_place(to, cols, row, k), (vf)in_pairs((vi)load(x + k)));
 }
 
 // Fewest rows that tiles multiply faster than vectors do: decoding to bfloat16 costs a tile what eight rows cost vectors.
