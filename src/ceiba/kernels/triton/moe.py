@@ -475,9 +475,15 @@ class GroupedShape:
 
 TILES: tuple[tuple[float, GroupedShape, GroupedShape], ...] = (
     (8, GroupedShape(16, 64, 128, 3, 4), GroupedShape(16, 64, 128, 4, 4)),
-    (24, GroupedShape(32, 64, 128, 3, 4), GroupedShape(32, 64, 128, 3, 4)),
-    (72, GroupedShape(64, 128, 64, 4, 4), GroupedShape(64, 256, 64, 3, 4)),
-    (inf, GroupedShape(128, 128, 64, 4, 8, copies=True), GroupedShape(128, 256, 64, 3, 8)),
+    (13, GroupedShape(32, 128, 64, 4, 4), GroupedShape(32, 128, 128, 3, 4)),
+    (23, GroupedShape(32, 128, 64, 3, 4), GroupedShape(32, 128, 128, 3, 4)),
+    (78, GroupedShape(64, 256, 64, 3, 8, copies=True), GroupedShape(64, 512, 64, 3, 8)),
+    (
+        362,
+        GroupedShape(128, 128, 64, 4, 8, copies=True, halves=True),
+        GroupedShape(128, 256, 64, 4, 8, copies=True, halves=True),
+    ),
+    (inf, GroupedShape(128, 128, 64, 4, 8, copies=True, halves=True), GroupedShape(128, 256, 64, 3, 8)),
 )
 """Up to so many mean pairs an expert: tiles of the gate-up and the down product, with as many rows each, for 16-bit
 weights. Measured on an H200; ``benchmarks/gpu/grouped.py`` prints these lines for even and uneven routing."""
