@@ -14,13 +14,16 @@ from ceiba.memory.pool import KVPool, KVShape
 pytestmark = pytest.mark.skipif(not cpu.available, reason="installed without a C++ compiler")
 
 SETS = ["generic", *(cpu._cpu.instruction_sets() if cpu.available else [])]
+ORDERS = [(isa, fixed) for isa in SETS for fixed in ([False, True] if isa == "amx" else [False])]
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8]
 HEADS, KV_HEADS, DIM = 6, 2, 64
 
 
-def host_step(isa: str, pool: KVPool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int) -> torch.Tensor:
+def host_step(
+    isa: str, pool: KVPool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, fixed: bool = True
+) -> torch.Tensor:
     """One prefill segment at positions [start, start + T) of row 0, slot p + 1 for position p."""
-    backend = HostAttention(cpu._cpu.Context(2, isa, fixed_order=True))
+    backend = HostAttention(cpu._cpu.Context(2, isa, fixed_order=fixed))
     count = len(q)
     table = torch.arange(1, start + count + 1, dtype=torch.int32)[None]
     ints = [np.array([n], np.int32) for n in (0, start, count)]
@@ -97,17 +100,17 @@ def test_too_large_values_saturate_and_unknown_ones_stay_unknown() -> None:
             assert read[1, 1].isfinite().all()
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize(("isa", "fixed"), ORDERS)
 @pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
 @pytest.mark.parametrize("count", [1, 3, 33], ids=["decode", "few", "many"])
-def test_attention_over_what_is_stored(isa: str, dtype: torch.dtype, count: int) -> None:
+def test_attention_over_what_is_stored(isa: str, fixed: bool, dtype: torch.dtype, count: int) -> None:
     """Against float64 attention over the pool's values as torch reads them."""
     start = 700
     pool = new_pool(dtype, start + count + 1)
     old = torch.randn(2, start, KV_HEADS, DIM) * torch.rand(2, start, KV_HEADS, 1) * 4
     pool.write(0, torch.arange(1, start + 1), old[0], old[1])
     q, k, v = torch.randn(count, HEADS, DIM), *torch.randn(2, count, KV_HEADS, DIM)
-    out = host_step(isa, pool, q, k, v, start)
+    out = host_step(isa, pool, q, k, v, start, fixed)
     keys, values = (
         pool.values(x[0][1 : start + count + 1], torch.float32).double().repeat_interleave(HEADS // KV_HEADS, 1)
         for x in (pool.k, pool.v)
@@ -117,7 +120,7 @@ def test_attention_over_what_is_stored(isa: str, dtype: torch.dtype, count: int)
     weights = scores.masked_fill(ahead[None], -torch.inf).softmax(-1)
     expected = torch.einsum("hts,shd->thd", weights, values)
     error = ((out.double() - expected).norm() / expected.norm()).item()
-    assert error < 2e-6, error
+    assert error < (1e-2 if isa == "amx" and not fixed else 2e-6), error
 
 
 def test_the_kernels_know_every_type_of_the_backend() -> None:

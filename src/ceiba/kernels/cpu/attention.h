@@ -366,9 +366,9 @@ void attend_tile(const AttentionShape& shape, const void* k, const void* v, cons
 }
 
 #if defined(CEIBA_TILES)
-constexpr int TILED_ROWS = 8;     // decode: query rows that are worth turning the values for
+// Whether `m` query rows go to tiles: fewer are not worth turning the values for, and float32 is not to be rounded.
 template <Kv K>
-inline bool tiled(const AttentionShape& shape) { return K != Kv::F32 && !shape.fixed_order; }
+inline bool tiled(const AttentionShape& shape, int m) { return m >= 8 && K != Kv::F32 && !shape.fixed_order; }
 #endif
 
 // Merges the state of a later span into (top, sum, out).
@@ -456,7 +456,7 @@ inline void prefill_task(const AttentionShape& shape, const AttentionPlan& p, in
     }
   };
 #if defined(CEIBA_TILES)
-  if (tiled<K>(shape)) {
+  if (tiled<K>(shape, m)) {
     for (int i = 0; i < m; i++) s.limit[i] = begin + i / group + 1;
     TileScratch tiles(s.tiles, m, dim);
     attend_tiled<K>(shape, k, v, slots, kv_head, s.q, m, 0, end, s.limit, s.rows.out, s.rows.top, s.rows.sum, tiles);
@@ -496,7 +496,7 @@ inline void decode_task(const AttentionShape& shape, const AttentionPlan& p, con
       for (int x = 0; x < dim; x += W) store(s.q + i * dim + x, load(from + x) * shape.scale);
     }
 #if defined(CEIBA_TILES)
-    if (tiled<K>(shape) && m >= TILED_ROWS) {
+    if (tiled<K>(shape, m)) {
       TileScratch tiles(s.tiles, m, dim);
       attend_tiled<K>(shape, k, v, slots, task.kv_head, s.q, m, task.from, task.to, nullptr, s.rows.out, s.rows.top, s.rows.sum, tiles);
     } else

@@ -5,11 +5,12 @@
 // end disturbs simply takes fewer panels.
 
 // Activation rows that panels meet at once, so that they stay in the second cache while every panel passes. Tiles take more,
-// since every chunk decodes the panels again.
+// since every chunk decodes the panels again: as many as half of a cache of 2 MiB holds.
 constexpr int ROW_CHUNK = 64, TILED_CHUNK = 256, MOST_CHUNK = TILES ? TILED_CHUNK : ROW_CHUNK;
-inline int row_chunk(const Input& in) {
-  if (!in.tiled.values) return ROW_CHUNK;
-  return int(lmin(TILED_CHUNK, (int64_t(1) << 19) / in.cols < 64 ? 64 : (int64_t(1) << 19) / in.cols / TILE_M * TILE_M));
+constexpr int64_t CHUNK_VALUES = (int64_t(1) << 20) / sizeof(uint16_t);
+inline int64_t row_chunk(const Input& in) {
+  const int64_t rows = CHUNK_VALUES / in.cols / TILE_M * TILE_M;
+  return !in.tiled.values || rows < ROW_CHUNK ? ROW_CHUNK : lmin(rows, TILED_CHUNK);
 }
 // Floats of one panel's sums of a chunk. Those of a second panel lie a little farther than a multiple of 4 KiB away, or the
 // processor would take a load of one for a load of what was stored to the other.
@@ -47,8 +48,7 @@ inline bool few(int64_t tokens) { return tokens <= 8; }
 
 inline size_t activation_bytes(int64_t tokens, int64_t cols, const Forms& forms) {
   size_t values = size_t(tokens * cols), whole = size_t(tile_rows(tokens) * cols), bytes = aligned(values * 4);
-  int parts = forms.int8 ? 1 : 2;  // bytes of a value
-  if (forms.packed) bytes += aligned(values * parts) + aligned(values / 32 * sizeof(BlockFacts));
+  if (forms.packed) bytes += aligned(values * (forms.int8 ? 1 : 2)) + aligned(values / 32 * sizeof(BlockFacts));
   if (forms.tiled) bytes += aligned(whole * 2);
   return bytes;
 }
@@ -69,9 +69,8 @@ inline Activations carve_activations(uint8_t*& at, int64_t tokens, int64_t cols,
 // Fills the other forms of a row of `a` from `x`.
 inline void derive(const Activations& a, const float* x, int64_t row, int64_t cols) {
   int64_t at = row * cols;
-  BlockFacts* facts = a.packed.facts + at / 32;
-  if (a.packed.bytes) narrow_row(x, cols, a.packed.bytes + at, facts);
-  if (a.packed.wide) widen_row(x, cols, a.packed.wide + at, facts);
+  if (a.packed.bytes) narrow_row(x, cols, a.packed.bytes + at, a.packed.facts + at / 32);
+  if (a.packed.wide) widen_row(x, cols, a.packed.wide + at, a.packed.facts + at / 32);
   if (a.tiled.values) tile_row(x, cols, a.tiled, row);
 }
 

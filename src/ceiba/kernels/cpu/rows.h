@@ -120,7 +120,7 @@ struct Input {
   // From row i on, a multiple of 16.
   Input rows(int64_t i) const {
     Input at = *this;
-    at.x += i * cols;
+    if (x) at.x += i * cols;
     if (packed.wide) at.packed.wide += i * cols;
     if (packed.bytes) at.packed.bytes += i * cols;
     if (packed.facts) at.packed.facts += i * (cols / 32);

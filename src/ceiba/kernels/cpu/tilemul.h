@@ -1,15 +1,19 @@
 // y = x · Wᵀ for many rows of x on matrix tiles. Included by the units that use tiles, inside their anonymous namespace.
 //
-// Weights of any type are decoded to bfloat16 and activations rounded to it, each with a relative error of at most 2^-8;
+// Weights of any type are decoded to bfloat16 and activations rounded to it, each with a relative error of at most 2^-9;
 // a tile adds up products of a whole panel as float32. That is not what the other families give (wide.h), so a row's bits
 // depend on how many rows are multiplied together; with `fixed_order` no product comes here.
 //
 // Two tiles of rows meet two panels at once: four products for four loads.
 
-// Two bfloat16 values in each word, rounded to nearest. Infinities and NaN stay what they are.
-CEIBA_INLINE vi pair_of(vf low, vf high) {
-  return (vi)((vu)((vi)low + 0x8000) >> 16) | (((vi)high + 0x8000) & int32_t(0xffff0000));
+// Two bfloat16 values in each word, rounded to nearest. An infinity stays one, and so does a NaN unless its payload is all
+// ones (`plain_nan`).
+CEIBA_INLINE vi bf16_pair(vf low, vf high) {
+  return (vi)(((vu)low + 0x8000) >> 16 | (((vu)high + 0x8000) & 0xffff0000));
 }
+
+// Any NaN as the one that arithmetic makes.
+CEIBA_INLINE vf plain_nan(vf v) { return v == v ? v : set1(__builtin_nanf("")); }
 
 // Words of a panel as tiles read them: word w of block b at pairs[(b · 16 + w) · 16 + lane], two columns each.
 template <Kind K>
@@ -26,8 +30,10 @@ inline void decode_tiles(PanelAt& panel, int32_t* pairs, int64_t blocks) {
     for (int v = 0; v < NV; v++) {
       Scales s;
       C::scales(head, body, v, s);
-      if constexpr (!C::SIGNED)
-        for (int h = 0; h < (C::HALVES ? 2 : 1); h++) s.shift[h] = fmadd(s.scale[h], set1(-128.f), s.shift[h]);
+      for (int h = 0; h < (C::HALVES ? 2 : 1); h++) {
+        s.scale[h] = plain_nan(s.scale[h]);
+        s.shift[h] = plain_nan(C::SIGNED ? s.shift[h] : fmadd(s.scale[h], set1(-128.f), s.shift[h]));
+      }
       CEIBA_UNROLL
       for (int word = 0; word < 16; word++) {
         const int half = C::HALVES ? word / 8 : 0;
@@ -39,7 +45,7 @@ inline void decode_tiles(PanelAt& panel, int32_t* pairs, int64_t blocks) {
           first = (vf)(code << 16 | 0x43000000), second = (vf)((code & 0x7f0000) | 0x43000000);
         }
         store_words(pairs + word * LANES + v * W,
-                    pair_of(fmadd(first, s.scale[half], s.shift[half]), fmadd(second, s.scale[half], s.shift[half])));
+                    bf16_pair(fmadd(first, s.scale[half], s.shift[half]), fmadd(second, s.scale[half], s.shift[half])));
       }
     }
   }
@@ -102,10 +108,7 @@ inline void tile_steps(const int32_t* const (&w)[P], const uint16_t* const (&x)[
   sums([](auto tile, float* to) __attribute__((always_inline)) { tile_store<decltype(tile)::value>(to, 64); });
 }
 
-#if !defined(CEIBA_TILE_BLOCKS)
-#define CEIBA_TILE_BLOCKS 64
-#endif
-constexpr int TILE_BLOCKS = CEIBA_TILE_BLOCKS;  // decoded at a time, of each of two panels: 128 KiB stay in the second cache
+constexpr int TILE_BLOCKS = 64;  // decoded at a time, of each of two panels: 128 KiB stay in the second cache
 
 // acc[p] [tile_rows(m), 16] += x · (panel p)ᵀ
 template <Kind K, int P>

@@ -18,8 +18,6 @@ inline EmulatedTiles& tiles() {
 }
 struct TileScope {};
 template <int T>
-inline void tile_zero() { std::memset(tiles().data[T], 0, 1024); }
-template <int T>
 inline void tile_load(const void* from, int64_t stride) {
   for (int r = 0; r < 16; r++) std::memcpy(tiles().data[T][r], static_cast<const uint8_t*>(from) + r * stride, 64);
 }
@@ -72,8 +70,6 @@ struct TileScope {
   ~TileScope() { _tile_release(); }
 };
 // Not the intrinsics: those are macros that need a tile's number as a literal, and GCC's load does not say that it reads.
-template <int T>
-CEIBA_INLINE void tile_zero() { asm volatile("tilezero %%tmm%c0" ::"i"(T)); }
 template <int T>
 CEIBA_INLINE void tile_load(const void* from, int64_t stride) {
   asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(from), "r"(stride) : "memory");
