@@ -1,10 +1,9 @@
 """What eager chunks of long prompts cost: the device's time by kind of kernel beside the floors that operations and
-bytes set, what launching them costs the host, and which variant is faster. The real scheduler and runner in this
-process, dummy weights, prompts of random tokens that share nothing. Some 30 seconds for each size of chunk.
+bytes set, and what launching them costs the host. The real scheduler and runner in this process, dummy weights,
+prompts of random tokens that share nothing. Some 30 seconds for each size of chunk.
 
-    PYTHONPATH=src python benchmarks/gpu/chunks.py [--models 8b,30b] [--chunks 8192,16384] [--adding 0,1024]
+    PYTHONPATH=src python benchmarks/gpu/chunks.py [--models 8b,30b] [--chunks 8192,16384]
 
-``--adding``: rows from which products add to the residual themselves (``layers.cuda_ops.ADDING_ROWS``; 0: never).
 Host: a step launched with nothing in the queue, so that no launch waits for room in it. Retries: how often memory had
 to be given back to the device for an allocation, each of which waits for all that runs; segments: how often the device
 had to give some, which may.
@@ -24,7 +23,6 @@ from serve import MODELS
 from steady import Clocked, Port, build, send
 from torch.profiler import ProfilerActivity, profile
 
-from ceiba.layers import cuda_ops
 from ceiba.scheduler.loop import Scheduler
 
 KINDS = {
@@ -37,7 +35,6 @@ KINDS = {
     "SiLU": ("_silu_mul",),
 }
 """Parts of kernels' names, the first that fits."""
-NEVER = 1 << 30
 SEEDS = itertools.count(1000)
 """No prompt comes twice, or it would be found in the cache."""
 
@@ -121,59 +118,51 @@ def by_kind(scheduler: Scheduler, port: Port, tokens: int) -> tuple[dict[str, fl
     return dict(spent), count // prompts, (max(edges) - min(edges)) / 1e3 / prompts, others
 
 
-def measure(name: str, chunk: int, adding: list[int], device: str, tokens: int, prompts: int) -> dict[str, float]:
-    """Milliseconds a prompt, by variant."""
+def measure(name: str, chunk: int, device: str, tokens: int, prompts: int) -> float:
+    """Milliseconds a prompt."""
     pool = (prompts + 4) * (tokens + 64)
     scheduler, port, runner = build(
         name, set(), device, pool, chunk, mixed=False, context=tokens + 64, captured=0, decode=8
     )
     taken = torch.cuda.memory_stats().get("segment.all.allocated", 0) if device == "cuda" else 0
-    found: dict[str, float] = {}
-    for turn, rows in enumerate([*adding, *adding]):  # twice, in turns: the device's clock wanders
-        cuda_ops.ADDING_ROWS = rows or NEVER
-        run(scheduler, port, f"warm-{turn}", 1, tokens)
-        label = f"{name} chunks of {chunk}" + (f", adding from {rows} rows" if rows else "")
-        ms = run(scheduler, port, f"timed-{turn}", prompts, tokens) * 1e3 / prompts
-        found[label] = min(ms, found.get(label, ms))
-        if turn >= len(adding):
-            continue
-        launching = host(scheduler, port, runner, tokens, chunk)
-        print(
-            f"{label}: {ms:.1f} ms a prompt ({tokens / ms:.1f}k tok/s), launching a chunk {launching:.1f} ms",
-            flush=True,
-        )
-        if device == "cuda":
-            spent, count, span, others = by_kind(scheduler, port, tokens)
-            least = floors(name, tokens, chunk)
-            for what, length in sorted(spent.items(), key=lambda item: -item[1]):
-                floor = f"floor {least[what]:7.1f}" if what in least else ""
-                print(f"    {length:7.1f} ms  {what:22s} {floor}")
-            total = sum(spent.values())
-            retries = torch.cuda.memory_stats().get("num_alloc_retries", 0)
-            segments = torch.cuda.memory_stats().get("segment.all.allocated", 0) - taken
-            print(f"    {total:7.1f} ms  in all, of {span:.1f}; floors {sum(least.values()):.1f}")
-            print(f"    {count} kernels; {retries} retries, {segments} segments since the start; other: ", end="")
-            print(", ".join(f"{what} {length:.2f}" for what, length in others.most_common(5)), flush=True)
-    cuda_ops.ADDING_ROWS = NEVER
+    run(scheduler, port, "warm", 1, tokens)
+    # Twice: the device's clock wanders.
+    ms = min(run(scheduler, port, f"timed-{turn}", prompts, tokens) * 1e3 / prompts for turn in range(2))
+    launching = host(scheduler, port, runner, tokens, chunk)
+    print(
+        f"{name} chunks of {chunk}: {ms:.1f} ms a prompt ({tokens / ms:.1f}k tok/s), "
+        f"launching a chunk {launching:.1f} ms",
+        flush=True,
+    )
+    if device == "cuda":
+        spent, count, span, others = by_kind(scheduler, port, tokens)
+        least = floors(name, tokens, chunk)
+        for what, length in sorted(spent.items(), key=lambda item: -item[1]):
+            floor = f"floor {least[what]:7.1f}" if what in least else ""
+            print(f"    {length:7.1f} ms  {what:22s} {floor}")
+        total = sum(spent.values())
+        retries = torch.cuda.memory_stats().get("num_alloc_retries", 0)
+        segments = torch.cuda.memory_stats().get("segment.all.allocated", 0) - taken
+        print(f"    {total:7.1f} ms  in all, of {span:.1f}; floors {sum(least.values()):.1f}")
+        print(f"    {count} kernels; {retries} retries, {segments} segments since the start; other: ", end="")
+        print(", ".join(f"{what} {length:.2f}" for what, length in others.most_common(5)), flush=True)
     runner.close()
-    return found
+    return ms
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="8b")
     parser.add_argument("--chunks", default="8192,16384")
-    parser.add_argument("--adding", default="0,1024")
     parser.add_argument("--tokens", type=int, default=16384, help="of a prompt")
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--device", default="cuda", help="cpu: to try this script")
     options = parser.parse_args()
-    adding = [int(rows) for rows in options.adding.split(",")]
     for name in options.models.split(","):
         found: dict[str, float] = {}
         for chunk in map(int, options.chunks.split(",")):
             begun = time.perf_counter()
-            found |= measure(name, chunk, adding, options.device, options.tokens, options.prompts)
+            found[f"{name} chunks of {chunk}"] = measure(name, chunk, options.device, options.tokens, options.prompts)
             gc.collect()
             torch.cuda.empty_cache()
             print(f"-- {time.perf_counter() - begun:.0f} s", flush=True)

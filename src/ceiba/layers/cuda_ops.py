@@ -30,9 +30,6 @@ from ceiba.layers.scaled import Matrix, Rows, Scaled, ScaledRows
 
 MAX_COUNTED = 64
 """Tokens that ``norm_route``'s counters are kept for; it is used for GEMV_TOKENS at most."""
-ADDING_ROWS = 1 << 30
-"""Rows from which the products before a norm add to the residual themselves, which spares the norm a read and cuBLAS
-nothing; ``benchmarks/gpu/chunks.py`` measures both ways. Out of reach: not measured yet."""
 
 
 def _norm(delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -103,9 +100,6 @@ def _linear_residual(x: Rows, weight: Matrix, residual: Tensor) -> Tensor | None
     if len(x) == 1:
         # In place: each block reads and writes its own outputs alone.
         gemv(x, values, residual=residual, out=residual, scales=scales)
-        return None
-    if len(x) >= ADDING_ROWS and scales is None and values.dtype == residual.dtype:
-        residual.addmm_(x, values.t())
         return None
     return linear_parts(x, values, scales)
 

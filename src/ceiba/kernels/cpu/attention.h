@@ -160,38 +160,8 @@ CEIBA_INLINE void score_block(const float* q, const float* keys, int dim, float 
 // `turned` [dim, TILE] of keys [TILE, dim], whole sixteens of positions.
 inline void turn_tile(const float* keys, int dim, int count, float* turned) {
   for (int j = 0; j < count; j += 16)
-    for (int d = 0; d < dim; d += 16) {
-      __m512 a[16], b[16], c[16];
-      CEIBA_UNROLL
-      for (int i = 0; i < 16; i++) a[i] = (__m512)load(keys + (j + i) * dim + d);
-      CEIBA_UNROLL
-      for (int i = 0; i < 16; i += 2) {
-        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
-      }
-      CEIBA_UNROLL
-      for (int i = 0; i < 16; i += 4)
-        CEIBA_UNROLL
-        for (int h = 0; h < 2; h++) {  // columns 4 l + 2 h and the next of four positions, l being a quarter
-          __m512d low = _mm512_castps_pd(b[i + h]), high = _mm512_castps_pd(b[i + 2 + h]);
-          c[i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
-          c[i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
-        }
-      CEIBA_UNROLL
-      for (int k = 0; k < 4; k++) {
-        __m512 even[2], odd[2];
-        CEIBA_UNROLL
-        for (int h = 0; h < 2; h++) {
-          even[h] = _mm512_shuffle_f32x4(c[8 * h + k], c[8 * h + 4 + k], 0x88);
-          odd[h] = _mm512_shuffle_f32x4(c[8 * h + k], c[8 * h + 4 + k], 0xdd);
-        }
-        float* to = turned + (d + k) * TILE + j;
-        store(to, (vf)_mm512_shuffle_f32x4(even[0], even[1], 0x88));
-        store(to + 4 * TILE, (vf)_mm512_shuffle_f32x4(odd[0], odd[1], 0x88));
-        store(to + 8 * TILE, (vf)_mm512_shuffle_f32x4(even[0], even[1], 0xdd));
-        store(to + 12 * TILE, (vf)_mm512_shuffle_f32x4(odd[0], odd[1], 0xdd));
-      }
-    }
+    for (int d = 0; d < dim; d += 16)
+      turn_words(reinterpret_cast<const int32_t*>(keys + j * dim + d), dim, reinterpret_cast<int32_t*>(turned + d * TILE + j), TILE);
 }
 
 // What `hsum` would leave of lanes FIRST, FIRST + STEP, ... of the products of R rows with 32 positions, in its order.

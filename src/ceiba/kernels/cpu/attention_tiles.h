@@ -29,40 +29,6 @@ CEIBA_INLINE vf exp2_below(vf x) {
 #endif
 }
 
-// to[c · stride + r] = words[r][c]: 16 by 16 words change places.
-inline void turn_words(const int32_t (&words)[16][16], int32_t* to, int64_t stride) {
-#if defined(__AVX512F__)
-  __m512i a[16], b[16];
-  CEIBA_UNROLL
-  for (int i = 0; i < 16; i++) a[i] = _mm512_load_si512(words[i]);
-  CEIBA_UNROLL
-  for (int i = 0; i < 16; i += 2) b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-  CEIBA_UNROLL
-  for (int i = 0; i < 16; i += 4)
-    CEIBA_UNROLL
-    for (int h = 0; h < 2; h++) {
-      a[i + 2 * h] = _mm512_unpacklo_epi64(b[i + h], b[i + 2 + h]);
-      a[i + 2 * h + 1] = _mm512_unpackhi_epi64(b[i + h], b[i + 2 + h]);
-    }
-  CEIBA_UNROLL
-  for (int k = 0; k < 4; k++) {  // column k of each quarter, of all sixteen rows
-    __m512i even[2], odd[2];
-    CEIBA_UNROLL
-    for (int h = 0; h < 2; h++) {
-      even[h] = _mm512_shuffle_i32x4(a[8 * h + k], a[8 * h + 4 + k], 0x88);
-      odd[h] = _mm512_shuffle_i32x4(a[8 * h + k], a[8 * h + 4 + k], 0xdd);
-    }
-    _mm512_storeu_si512(to + k * stride, _mm512_shuffle_i32x4(even[0], even[1], 0x88));
-    _mm512_storeu_si512(to + (4 + k) * stride, _mm512_shuffle_i32x4(odd[0], odd[1], 0x88));
-    _mm512_storeu_si512(to + (8 + k) * stride, _mm512_shuffle_i32x4(even[0], even[1], 0xdd));
-    _mm512_storeu_si512(to + (12 + k) * stride, _mm512_shuffle_i32x4(odd[0], odd[1], 0xdd));
-  }
-#else
-  for (int r = 0; r < 16; r++)
-    for (int c = 0; c < 16; c++) std::memcpy(to + c * stride + r, &words[r][c], 4);
-#endif
-}
-
 // What one thread needs for tasks of up to `m` query rows.
 struct TileScratch {
   int32_t* queries;  // [query tiles][dim / 32][16, 16]: pairs of dimensions by query
@@ -121,7 +87,7 @@ inline void read_block(const uint8_t* keys, const uint8_t* values, const int32_t
           store_words(words[i / 16][pair] + i % 16, (vi)((vu)(vi)from_bf16(first + i) >> 16) | (vi)from_bf16(second + i));
       }
       for (int h = 0; h < 2; h++)
-        turn_words(words[h],
+        turn_words(words[h][0], 16,
                    reinterpret_cast<int32_t*>(s.values + ((d / 16 + h) * (KEY_BLOCK / 32) + j / 32) * (2 * TILE_WORDS)), 16);
     }
 }
@@ -234,6 +200,6 @@ void attend_tiled(const AttentionShape& shape, const void* k, const void* v, con
   }
   for (int tile = 0; tile < tiles; tile++)
     for (int d = 0; d < dim; d += 16)
-      turn_words(*reinterpret_cast<const int32_t(*)[16][16]>(s.out + (tile * dim + d) * 16),
+      turn_words(reinterpret_cast<const int32_t*>(s.out + (tile * dim + d) * 16), 16,
                  reinterpret_cast<int32_t*>(out + tile * 16 * dim + d), dim);
 }

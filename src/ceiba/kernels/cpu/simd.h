@@ -181,6 +181,40 @@ inline bool any(vi mask) {
 #endif
 }
 
+// to[c · to_stride + r] = from[r · from_stride + c]: 16 by 16 words change places.
+inline void turn_words(const int32_t* from, int64_t from_stride, int32_t* to, int64_t to_stride) {
+#if defined(__AVX512F__)
+  __m512i a[16], b[16];
+  CEIBA_UNROLL
+  for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from + i * from_stride);
+  CEIBA_UNROLL
+  for (int i = 0; i < 16; i += 2) b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  CEIBA_UNROLL
+  for (int i = 0; i < 16; i += 4)
+    CEIBA_UNROLL
+    for (int h = 0; h < 2; h++) {  // columns 4 l + 2 h and the next of four rows, l being a quarter
+      a[i + 2 * h] = _mm512_unpacklo_epi64(b[i + h], b[i + 2 + h]);
+      a[i + 2 * h + 1] = _mm512_unpackhi_epi64(b[i + h], b[i + 2 + h]);
+    }
+  CEIBA_UNROLL
+  for (int k = 0; k < 4; k++) {  // column k of each quarter, of all sixteen rows
+    __m512i even[2], odd[2];
+    CEIBA_UNROLL
+    for (int h = 0; h < 2; h++) {
+      even[h] = _mm512_shuffle_i32x4(a[8 * h + k], a[8 * h + 4 + k], 0x88);
+      odd[h] = _mm512_shuffle_i32x4(a[8 * h + k], a[8 * h + 4 + k], 0xdd);
+    }
+    _mm512_storeu_si512(to + k * to_stride, _mm512_shuffle_i32x4(even[0], even[1], 0x88));
+    _mm512_storeu_si512(to + (4 + k) * to_stride, _mm512_shuffle_i32x4(odd[0], odd[1], 0x88));
+    _mm512_storeu_si512(to + (8 + k) * to_stride, _mm512_shuffle_i32x4(even[0], even[1], 0xdd));
+    _mm512_storeu_si512(to + (12 + k) * to_stride, _mm512_shuffle_i32x4(odd[0], odd[1], 0xdd));
+  }
+#else
+  for (int r = 0; r < 16; r++)
+    for (int c = 0; c < 16; c++) std::memcpy(to + c * to_stride + r, from + r * from_stride + c, 4);
+#endif
+}
+
 // exp by 2^n · p(r): range reduction with two-part ln 2 and a degree-6 polynomial; relative error below 2e-7.
 inline vf vexp(vf x) {
   x = vmin(set1(88.3f), vmax(set1(-87.3f), x));
