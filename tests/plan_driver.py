@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -184,3 +185,14 @@ class Driver:
             for token in allowed:
                 bits[index, token // 32] |= np.uint32(1 << (token % 32))
         return TokenMasks(np.array([r.row for r in masks], np.int32), bits.view(np.int32))
+
+
+def recorded(function: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """``function`` and what its calls will have returned."""
+    results: list[Any] = []
+
+    def spy(*args: Any) -> Any:
+        results.append(function(*args))
+        return results[-1]
+
+    return spy, results

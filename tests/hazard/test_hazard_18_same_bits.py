@@ -16,10 +16,11 @@ from ceiba.core.errors import ConfigError
 from ceiba.core.messages import Generate, ids_to_bytes
 from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.kernels import cpu
+from ceiba.models import fused
 from ceiba.runner.worker import ModelRunner
 from ceiba.scheduler.loop import Scheduler
 from ceiba.scheduler.memory_port import Answer, MemoryPort
-from plan_driver import make_config
+from plan_driver import make_config, recorded
 from reference import smollm2_hf
 
 pytestmark = [
@@ -126,7 +127,11 @@ def test_cold_cached_and_beside_sixteen_others_give_the_same_bits(runner: ModelR
     batched.close_rows()
 
 
-def test_under_a_prefix_that_is_read_once_for_five_it_has_the_same_bits(runner: ModelRunner) -> None:
+def test_under_a_prefix_that_is_read_once_for_five_it_has_the_same_bits(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spy, shared = recorded(fused.host_groups)
+    monkeypatch.setattr(fused, "host_groups", spy)
     cold = alone(runner, SAMPLING["greedy"])
     engine = Engine(runner)
     engine.ask("before", PROMPT, SAMPLING["greedy"])
@@ -134,11 +139,8 @@ def test_under_a_prefix_that_is_read_once_for_five_it_has_the_same_bits(runner: 
     engine.ask("main", PROMPT, SAMPLING["greedy"])
     for i in range(4):
         engine.ask(str(i), [*PROMPT, *ENTRIES[i]["ids"][:5]], SAMPLING["sampled"])
-    shared = 0
-    while engine.port.inbox or not engine.scheduler.idle:
-        engine.scheduler.step(wait=0.0)
-        shared += runner.attention.batch.groups is not None
-    assert shared >= NEW // 2
+    engine.finish()
+    assert len([groups for groups in shared if groups is not None]) >= NEW // 2
     assert bits(engine.port.answers["main"]) == cold
     engine.close_rows()
 

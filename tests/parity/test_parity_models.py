@@ -13,11 +13,12 @@ import torch
 from transformers import PreTrainedModel
 
 from ceiba.checkpoint.opening import open_checkpoint
-from ceiba.core.step import PrefixGroup
+from ceiba.core.step import PrefixGroup, StepPlan
 from ceiba.kernels import cpu
+from ceiba.models import fused
 from ceiba.models.fused import FusedDecoder
-from ceiba.runner.worker import ModelRunner
-from plan_driver import PACKED_ERROR, Driver, Request, make_config, relative_error
+from ceiba.runner.worker import ForwardHandle, ModelRunner
+from plan_driver import PACKED_ERROR, Driver, Request, make_config, recorded, relative_error
 from tiny_models import CASES, logits_of, reference, write_gguf
 
 TOLERANCE = {"atol": 2e-4, "rtol": 2e-4}
@@ -75,17 +76,19 @@ def test_all_positions_of_a_whole_prefill(pair: tuple[PreTrainedModel, Driver]) 
     (prompt,) = prompts(1, [70])
     request = Request(prompt)
     seen = {}
-    original = driver.runner.model.forward
+    original = driver.runner.forward
 
-    def spy(*args: object) -> torch.Tensor:
-        seen["hidden"] = original(*args)  # type: ignore[arg-type]
-        return seen["hidden"]
+    def spy(plan: StepPlan) -> ForwardHandle:
+        handle = original(plan)
+        assert handle.hidden is not None
+        seen["hidden"] = handle.hidden.clone()
+        return handle
 
-    driver.runner.model.forward = spy  # type: ignore[method-assign]
+    driver.runner.forward = spy  # type: ignore[method-assign]
     try:
         driver.step([(request, 1000)])
     finally:
-        del driver.runner.model.forward
+        del driver.runner.forward
     with torch.inference_mode():
         got = driver.runner.model.logits(seen["hidden"])
     torch.testing.assert_close(got.clone(), logits_of(model, prompt), **TOLERANCE)
@@ -156,13 +159,15 @@ def test_shared_prefixes_nested(pair: tuple[PreTrainedModel, Driver]) -> None:
 
 
 @KERNELS
-def test_shared_prefixes_that_the_compiled_kernels_read_once(tmp_path: Path) -> None:
+def test_shared_prefixes_that_the_compiled_kernels_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nested ones, of one and two spans; grouping changes no bit."""
     model, span = reference("llama"), cpu._cpu.ATTENTION_SPAN
     model.save_pretrained(tmp_path)
     config = make_config(str(tmp_path), context_len=3 * span, chunked_prefill_size=3 * span)
     runner = ModelRunner(config, open_checkpoint(str(tmp_path)))
     assert isinstance(runner.model, FusedDecoder)
+    spy, read = recorded(fused.host_groups)
+    monkeypatch.setattr(fused, "host_groups", spy)
     driver = Driver(runner)
     depths = [span + 20, 2 * span + 30]
     root = Request(prompts(11, [depths[1]])[0])
@@ -177,8 +182,9 @@ def test_shared_prefixes_that_the_compiled_kernels_read_once(tmp_path: Path) -> 
         driver.grouping = (lambda _: groups) if grouped else None
         for _ in range(3):
             driver.step([], branches)
-            assert (runner.attention.batch.groups is not None) is grouped
+        assert len(read) == (3 if grouped else 0)
         driver.grouping = None
+        assert None not in read
         check(model, branches)
         answers.append(torch.stack([row for request in branches for row in request.logits]))
         for request in branches:

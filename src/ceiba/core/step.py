@@ -98,6 +98,17 @@ class StepPlan:
         return lanes[self.samples]
 
     @property
+    def selected(self) -> Int32:
+        """[sum of lanes]: the tokens behind which something is sampled, the last of each sampled segment and those
+        before its drafts."""
+        last = np.cumsum(self.lengths, dtype=np.int32)[self.samples] - 1
+        if not len(self.drafts):
+            return last
+        lanes = self.lanes
+        ends = np.cumsum(lanes, dtype=np.int32)
+        return np.repeat(last - ends + 1, lanes) + np.arange(ends[-1], dtype=np.int32)
+
+    @property
     def jumps(self) -> range:
         """Indices of the segments that jump."""
         return range(self.num_prefill - self.num_jumps, self.num_prefill)

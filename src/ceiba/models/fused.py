@@ -1,8 +1,8 @@
 """A whole decoder as one call of the compiled CPU kernels: no Python and no dispatch per layer.
 
 ``fuse`` takes a loaded model whose every matrix is packed and whose shape the kernels know (Llama, Qwen2, Qwen3), and
-returns an object with the model's own face; any other model keeps running layer by layer. Knows layers and kernels,
-never formats or requests.
+returns its fused form; any other model keeps running layer by layer. Knows layers, plans and kernels, never formats
+or requests.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ceiba.attention.backends.host import KV_TYPES, HostAttention
-from ceiba.attention.base import AttentionBackend, AttentionLayer
+from ceiba.attention.backends.host import KV_TYPES, HostAttention, host_groups
+from ceiba.attention.base import AttentionLayer
+from ceiba.core.step import Int32, StepPlan
 from ceiba.kernels import cpu
 from ceiba.layers.linear import ColumnLinear, RowLinear
 from ceiba.layers.norm import RMSNorm
@@ -23,12 +24,12 @@ from ceiba.models.decoder import Decoder, DecoderBlock
 
 
 class FusedDecoder:
-    """``Decoder`` with ``forward`` and ``logits`` replaced. Hidden states are float32 and not yet normed."""
+    """A ``Decoder`` whose steps are one call each."""
 
     def __init__(self, model: Decoder, pool: KVPool, attention: HostAttention) -> None:
         self.spec, self.layers = model.spec, model.layers
         self._kv_shape = model.kv_shape
-        self._attention = attention
+        self._context = attention.context
         self._pool_slots = len(pool.k[0])
         first = model.blocks[0]
         embedding, head = model.embedding.weight, model.head.weight
@@ -59,26 +60,20 @@ class FusedDecoder:
     def kv_shape(self, dtype: torch.dtype) -> KVShape:
         return self._kv_shape(dtype)
 
-    def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, backend: AttentionBackend, pool: KVPool
-    ) -> torch.Tensor:
-        """ids int [T], positions int64 [T] → hidden states float32 [T, hidden] before the final norm.
-
-        Backend and pool must be those it was made with: the kernels hold the pool's addresses.
-        """
-        assert backend is self._attention
-        b = self._attention.batch
-        hidden = torch.empty(len(ids), self.spec.hidden_size)
-        self._decoder.forward(
-            self._attention.context, ids.to(torch.int32).numpy(), positions.to(torch.int32).numpy(), b.rows, b.starts,
-            b.lengths, b.num_prefill, b.slot_table, b.slots, self._pool_slots, b.groups, hidden.numpy(),
+    def step(self, state: Any, plan: StepPlan, select: Int32 | None, hidden: np.ndarray, logits: np.ndarray) -> None:
+        """Compute a plan. ``state``: the kernels' RowState, whose slot table receives the plan's slots. Writes hidden
+        float32 [T, hidden], before the final norm, and logits float32 [len(select), vocab] of the tokens that
+        ``select`` names, of all of them where it is None."""
+        groups = host_groups(plan.groups, len(plan.rows)) if plan.groups else None
+        self._decoder.step(
+            self._context, state, plan.rows, plan.starts, plan.lengths, plan.num_prefill, plan.tokens, plan.slots,
+            self._pool_slots, groups, select, hidden, logits,
         )  # fmt: skip
-        return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, hidden] as ``forward`` returned it → float32 [N, vocab]."""
+        """hidden [N, hidden] as ``step`` wrote it → float32 [N, vocab]."""
         out = torch.empty(len(hidden), self.spec.vocab_size)
-        self._decoder.logits(self._attention.context, hidden.contiguous().numpy(), out.numpy())
+        self._decoder.logits(self._context, hidden.contiguous().numpy(), out.numpy())
         return out
 
 

@@ -30,7 +30,7 @@ class HostSampler:
         if batch is not self._batch:
             self._batch, self._draws = batch, _draws(batch)
         raw = logits.float().contiguous()
-        tokens, faults = torch.empty(len(raw), dtype=torch.int64), torch.empty(len(raw), dtype=torch.uint8)
+        tokens, faults = np.empty(len(raw), np.int64), np.empty(len(raw), np.uint8)
         wants_raw = batch.logprob_segments is not None
         edited, editing = raw, batch.edits or masks is not None
         if editing:
@@ -38,13 +38,13 @@ class HostSampler:
             edited = raw.clone() if wants_raw else raw
             self._edit(edited, batch, rows, masks)
         self._choose(edited, tokens, faults, editing, self._draws, rows)
-        return Sampled(tokens, faults, raw if wants_raw else None)
+        return Sampled(torch.from_numpy(tokens), torch.from_numpy(faults), raw if wants_raw else None)
 
-    def _choose(self, logits: Tensor, tokens: Tensor, faults: Tensor, edited: bool, draws: Any, rows: Rows) -> None:
-        cpu._cpu.sample(
-            self._context, logits.numpy(), tokens.numpy(), faults.numpy(), edited, draws,
-            None if draws is None else rows.out_pos.numpy(),
-        )  # fmt: skip
+    def _choose(
+        self, logits: Tensor, tokens: np.ndarray, faults: np.ndarray, edited: bool, draws: Any, rows: Rows
+    ) -> None:
+        positions = None if draws is None else rows.out_pos.numpy()
+        cpu._cpu.sample(self._context, logits.numpy(), tokens, faults, edited, draws, positions)
 
     def _edit(self, logits: Tensor, batch: SamplingBatch, rows: Rows, masks: TokenMasks | None) -> None:
         penalties = batch.penalties

@@ -79,8 +79,8 @@ class StepInputs:
         if self._copied is not None:
             self._copied.synchronize()
         total, count = plan.num_tokens, plan.num_segments
-        lanes = plan.lanes if len(plan.drafts) else None
-        self._reserve(total, count if lanes is None else max(count, int(lanes.sum())))
+        select = plan.selected
+        self._reserve(total, max(count, len(select)))
         host = {name: buffer.host for name, buffer in self._buffers.items()}
         host["tokens"][:total] = plan.tokens
         host["slots"][:total] = plan.slots
@@ -96,16 +96,11 @@ class StepInputs:
         else:
             host["token_rows"][:total] = plan.rows
             host["positions"][:total] = plan.starts
-        last = offsets[1 : count + 1][plan.samples]
-        if lanes is not None:
-            ends = np.cumsum(lanes)
-            last = np.repeat(last - ends, lanes) + np.arange(1, ends[-1] + 1)
-        sampled = len(last)
-        np.subtract(last, 1, out=host["select"][:sampled])
+        host["select"][: len(select)] = select
         self.has_future = bool((plan.tokens < 0).any())
         for name in self.PER_TOKEN:
             setattr(self, name, self._buffers[name].push(total))
-        for name, size in (("rows", count), ("kv_lens", count), ("offsets", count + 1), ("select", sampled)):
+        for name, size in (("rows", count), ("kv_lens", count), ("offsets", count + 1), ("select", len(select))):
             setattr(self, name, self._buffers[name].push(size))
         if self._copied is not None:
             self._copied.record()

@@ -1,11 +1,12 @@
-"""Sampled values on their way to the host: copies launched at once, waited for when the scheduler asks.
+"""Sampled values as the scheduler takes them; from an accelerator they are on their way, copies launched at once and
+waited for when the scheduler asks.
 
 Knows device tensors and the step contract, never logits or models.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ _NONE = torch.empty(0)
 
 @dataclass(slots=True)
 class DeviceValues:
-    """What a step computed, still on the device."""
+    """What a step computed, on the device or copied from there."""
 
     step: int
     rows: np.ndarray
@@ -40,31 +41,6 @@ class DeviceValues:
     """(row, positions), in order of position within a row"""
 
 
-class Copier:
-    """Launches device-to-host copies; ``host`` returns the arrays once ``done`` has passed."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._asynchronous = device.type == "cuda"
-        self._event = torch.cuda.Event() if self._asynchronous else None
-
-    def take(self, value: Tensor) -> Tensor:
-        if not self._asynchronous:
-            return value.cpu()
-        target = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-        return target.copy_(value, non_blocking=True)
-
-    def launched(self) -> None:
-        if self._event is not None:
-            self._event.record()
-
-    def ready(self) -> bool:
-        return self._event is None or self._event.query()
-
-    def wait(self) -> None:
-        if self._event is not None:
-            self._event.synchronize()
-
-
 class ReadyResult:
     """Values that are on the host already."""
 
@@ -79,83 +55,84 @@ class ReadyResult:
 
 
 class PendingResult:
-    """See ``core.step.StepResult``."""
+    """See ``core.step.StepResult``: of values on an accelerator, whose copies are launched here."""
 
-    def __init__(self, values: DeviceValues, device: torch.device) -> None:
-        self._values = values
-        self._copier = copier = Copier(device)
-        if values.packed is not None:
-            self._tokens, self._faults = copier.take(values.packed)
-        else:
-            self._tokens, self._faults = copier.take(values.tokens), copier.take(values.faults)
-        found = values.logprobs
-        self._logprobs = None if found is None else _map_logprobs(found, copier)
-        self._prompt = [(row, _map_block(block, copier)) for row, block in values.prompt]
-        copier.launched()
+    def __init__(self, values: DeviceValues) -> None:
+        assert values.packed is not None  # kernels made tokens and faults together
+        self._copies = replace(
+            values,
+            packed=_copy(values.packed),
+            logprobs=None if values.logprobs is None else _copy_logprobs(values.logprobs),
+            prompt=[(row, _copy_block(block)) for row, block in values.prompt],
+        )
+        self._event = torch.cuda.Event()
+        self._event.record()
         self._output: StepOutput | None = None
 
     def ready(self) -> bool:
-        return self._copier.ready()
+        return self._event.query()
 
     def wait(self) -> StepOutput:
         if self._output is None:
-            self._copier.wait()
-            self._output = self._assemble()
+            self._event.synchronize()
+            self._output = output_of(self._copies)
         return self._output
 
-    def _assemble(self) -> StepOutput:
-        values, rows = self._values, self._values.rows
-        count = len(rows)
-        output = StepOutput(
-            step=values.step,
-            rows=rows,
-            counts=np.ones(count, np.int32),
-            tokens=self._tokens.numpy().astype(np.int32),
-        )
-        faults = self._faults.numpy()
-        if faults.any():
-            output.faults = {int(rows[index]): FAULTS[int(faults[index])] for index in np.flatnonzero(faults)}
-        if self._logprobs is not None and values.logprob_segments is not None:
-            self._add_logprobs(output, self._logprobs, values.logprob_segments, count)
-        for row, block in self._prompt:
-            piece = _prompt_piece(block)
-            before = output.prompt_logprobs.get(row)
-            output.prompt_logprobs[row] = piece if before is None else _join(before, piece)
-        return output
 
-    def _add_logprobs(self, output: StepOutput, found: Logprobs, segments: np.ndarray, count: int) -> None:
-        output.logprobs = np.full(count, np.nan, np.float32)
-        output.logprobs[segments] = found.values.numpy()
-        if found.top_ids is not None and found.top_values is not None:
-            top = found.top_ids.shape[1]
-            output.top_ids = np.zeros((count, top), np.int32)
-            output.top_values = np.full((count, top), np.nan, np.float32)
-            output.top_ids[segments] = found.top_ids.numpy()
-            output.top_values[segments] = found.top_values.numpy()
-        for index, fixed in found.fixed.items():
-            output.fixed_values[self._values.fixed_rows[index]] = fixed.numpy()[None]
+def output_of(values: DeviceValues) -> StepOutput:
+    """The step contract's form of values that lie on the host."""
+    rows = values.rows
+    tokens, faults = (values.tokens, values.faults) if values.packed is None else values.packed
+    output = StepOutput(
+        step=values.step, rows=rows, counts=np.ones(len(rows), np.int32), tokens=tokens.numpy().astype(np.int32)
+    )
+    wrong = faults.numpy()
+    if np.count_nonzero(wrong):
+        output.faults = {int(rows[index]): FAULTS[int(wrong[index])] for index in np.flatnonzero(wrong)}
+    if values.logprobs is not None and values.logprob_segments is not None:
+        _add_logprobs(output, values, values.logprobs, values.logprob_segments)
+    for row, block in values.prompt:
+        piece = _prompt_piece(block)
+        before = output.prompt_logprobs.get(row)
+        output.prompt_logprobs[row] = piece if before is None else _join(before, piece)
+    return output
 
 
-def _optional(value: Tensor | None, copier: Copier) -> Tensor | None:
-    return None if value is None else copier.take(value)
+def _add_logprobs(output: StepOutput, values: DeviceValues, found: Logprobs, segments: np.ndarray) -> None:
+    count = len(output.rows)
+    output.logprobs = np.full(count, np.nan, np.float32)
+    output.logprobs[segments] = found.values.numpy()
+    if found.top_ids is not None and found.top_values is not None:
+        top = found.top_ids.shape[1]
+        output.top_ids = np.zeros((count, top), np.int32)
+        output.top_values = np.full((count, top), np.nan, np.float32)
+        output.top_ids[segments] = found.top_ids.numpy()
+        output.top_values[segments] = found.top_values.numpy()
+    for index, fixed in found.fixed.items():
+        output.fixed_values[values.fixed_rows[index]] = fixed.numpy()[None]
 
 
-def _map_logprobs(found: Logprobs, copier: Copier) -> Logprobs:
+def _copy(value: Tensor) -> Tensor:
+    target = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+    return target.copy_(value, non_blocking=True)
+
+
+def _copied(value: Tensor | None) -> Tensor | None:
+    return None if value is None else _copy(value)
+
+
+def _copy_logprobs(found: Logprobs) -> Logprobs:
     return Logprobs(
-        copier.take(found.values),
-        _optional(found.top_ids, copier),
-        _optional(found.top_values, copier),
-        {index: copier.take(value) for index, value in found.fixed.items()},
+        _copy(found.values),
+        _copied(found.top_ids),
+        _copied(found.top_values),
+        {index: _copy(value) for index, value in found.fixed.items()},
     )
 
 
-def _map_block(block: PromptBlock, copier: Copier) -> PromptBlock:
+def _copy_block(block: PromptBlock) -> PromptBlock:
     return PromptBlock(
-        block.start,
-        copier.take(block.values),
-        _optional(block.top_ids, copier),
-        _optional(block.top_values, copier),
-        _optional(block.fixed, copier),
+        block.start, _copy(block.values), _copied(block.top_ids), _copied(block.top_values), _copied(block.fixed)
     )
 
 

@@ -6,6 +6,8 @@ Neither waits for the device on an accelerator. Knows rows and slots; never a re
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +27,12 @@ from ceiba.memory.pool import KVPool
 from ceiba.models.decoder import Decoder
 from ceiba.models.fused import FusedDecoder, fuse
 from ceiba.models.loader import DTYPES, load_model
+from ceiba.runner.host_path import HostPath
 from ceiba.runner.host_sampler import HostSampler
 from ceiba.runner.inputs import StepInputs
 from ceiba.runner.logprobs import PromptBlock, block_size, logprobs, prompt_block
 from ceiba.runner.memory_check import final_slots
-from ceiba.runner.results import DeviceValues, PendingResult, ReadyResult
+from ceiba.runner.results import DeviceValues, PendingResult, ReadyResult, output_of
 from ceiba.runner.rows import Rows, SamplingBatch
 from ceiba.runner.sampler import Sampled, sample
 from ceiba.spec.verify import verify
@@ -120,10 +123,13 @@ class ModelRunner:
             self._device_path.warm_up()
         else:
             self.inputs = StepInputs(max(scheduler.chunked_prefill_size, max_rows), max_rows, self.device)
+        self._host_path: HostPath | None = None
         host = model.ops.host
         if host is not None and self.attention.name == "cpu" and not objections(needs, HostAttention.capabilities):
             self.attention = HostAttention(host)
-            self.model = fuse(model, self.pool, self.attention) or model
+            fused = fuse(model, self.pool, self.attention)
+            if fused is not None:
+                self.model, self._host_path = fused, HostPath(fused, self.rows)
         if runner.deterministic and not isinstance(self.model, FusedDecoder):
             raise ConfigError(
                 "--enable-deterministic-inference: only the compiled CPU kernels sum in an order that does not depend "
@@ -131,6 +137,9 @@ class ModelRunner:
                 "or Qwen3 model on --device cpu, or a seed with each request."
             )
         self._sample = sample if host is None else HostSampler(host).sample
+        # With the host path there is hardly a torch call in a step, and the mode would cost as much as sampling does.
+        host_path = self._host_path is not None
+        self._mode: Callable[[], AbstractContextManager[object]] = nullcontext if host_path else torch.inference_mode
         self._prompt_block = block_size(vocab)
         self._stats = {"forwards": 0.0, "decode_forwards": 0.0, "tokens": 0.0, "sampled_tokens": 0.0, "graph_hits": 0.0}
         self.info = RunnerInfo(
@@ -144,8 +153,11 @@ class ModelRunner:
             available_memory=_available(self.device),
         )
 
-    @torch.inference_mode()
     def forward(self, plan: StepPlan) -> ForwardHandle:
+        with self._mode():
+            return self._forward(plan)
+
+    def _forward(self, plan: StepPlan) -> ForwardHandle:
         if plan.positions is not None:
             raise ValueError("this model has one position per token; the plan carries three (mrope)")
         rows = self.rows
@@ -154,12 +166,21 @@ class ModelRunner:
         rows.open(plan.opened)
         if plan.num_jumps:
             rows.jump(plan)
+        sampled, launched = plan.rows[plan.samples], None
         if self._device_path is not None:
             launched = self._device_path.forward(plan)
-            sampled = plan.rows[plan.samples]
-            self._count(plan, len(sampled))
-            return ForwardHandle(plan, sampled, launched.logits, launched.hidden, launched)
-        inputs = self.inputs
+            logits, hidden = launched.logits, launched.hidden
+        elif self._host_path is not None:
+            logits, hidden = self._host_path.forward(plan)
+        else:
+            logits, hidden = self._forward_by_layer(plan)
+        self._count(plan, len(sampled) if launched is not None else len(logits))
+        return ForwardHandle(plan, sampled, logits, hidden, launched)
+
+    def _forward_by_layer(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logits, hidden states) of a plan on the CPU, a call or more for each layer."""
+        rows, model, inputs = self.rows, self.model, self.inputs
+        assert isinstance(model, Decoder)
         inputs.fill(plan)
         ids = inputs.tokens
         if inputs.has_future:
@@ -179,24 +200,26 @@ class ModelRunner:
                 groups=plan.groups,
             )
         )
-        hidden = self.model.forward(ids, inputs.positions, self.attention, self.pool)
+        hidden = model.forward(ids, inputs.positions, self.attention, self.pool)
         last = hidden if len(inputs.select) == len(hidden) else hidden.index_select(0, inputs.select)
-        logits = self.model.logits(last)
-        self._count(plan, len(last))
-        return ForwardHandle(plan, plan.rows[plan.samples], logits, hidden)
+        return model.logits(last), hidden
 
-    @torch.inference_mode()
     def sample(self, handle: ForwardHandle, masks: TokenMasks | None = None) -> PendingResult | ReadyResult:
+        with self._mode():
+            return self._sampled(handle, masks)
+
+    def _sampled(self, handle: ForwardHandle, masks: TokenMasks | None) -> PendingResult | ReadyResult:
         plan = handle.plan
         if len(plan.drafts) and self._device_path is None:
 
             def choose(rows: np.ndarray, lines: np.ndarray, masks: TokenMasks | None, first: bool) -> StepOutput:
                 logits = handle.logits.index_select(0, torch.from_numpy(lines))
                 part = ForwardHandle(plan, rows, logits, handle.hidden)
-                return PendingResult(self._values(part, masks, first), self.device).wait()
+                return output_of(self._values(part, masks, first))
 
             return ReadyResult(verify(plan, masks, choose))
-        return PendingResult(self._values(handle, masks, True), self.device)
+        values = self._values(handle, masks, True)
+        return ReadyResult(output_of(values)) if self._device_path is None else PendingResult(values)
 
     def _values(self, handle: ForwardHandle, masks: TokenMasks | None, first: bool) -> DeviceValues:
         """Sample once for each of the handle's rows. Unless it is for the ``first`` time in a step, tokens of rows at
@@ -225,10 +248,11 @@ class ModelRunner:
         return values
 
     def _record(self, batch: SamplingBatch, chosen: Sampled, first: bool) -> None:
-        sound = chosen.faults == 0
-        if first or bool(sound.all()):
+        if first:
             self.rows.sampled(batch, chosen.tokens)
-        elif bool(sound.any()):
+            return
+        sound = chosen.faults == 0
+        if bool(sound.any()):
             self.rows.sampled(self.rows.batch(batch.rows[sound.numpy()]), chosen.tokens[sound])
 
     def _prompt_logprobs(self, handle: ForwardHandle) -> list[tuple[int, PromptBlock]]:
@@ -280,7 +304,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop what holds device memory. The runner cannot be used afterwards."""
-        self._device_path = None
+        self._device_path = self._host_path = None
         self.inputs = None  # type: ignore[assignment]
         del self.model, self.pool, self.rows, self.attention
         if self.device.type == "cuda":

@@ -287,7 +287,8 @@ class Scheduler:
         self._apply(0)
         flight.result = self.runner.sample(handle, self._masks(flight))
         self._flights.append(flight)
-        self._apply(self.depth)
+        # Without a device that works meanwhile the values are there: what they say leaves before the next plan is made.
+        self._apply(0 if flight.result.ready() else self.depth)
 
     def _apply(self, depth: int) -> None:
         """Apply results, oldest first, until at most ``depth`` steps are in flight."""
@@ -310,7 +311,10 @@ class Scheduler:
     def _masks(self, flight: Flight) -> TokenMasks | None:
         """Grammar masks of the rows that are sampled and still alive, now that their previous token is applied."""
         plan, rows = flight.plan, self.rows
-        wanted = rows.constrained[plan.rows] & plan.samples & (rows.epoch[plan.rows] == flight.epochs)
+        wanted = rows.constrained[plan.rows]
+        if not np.count_nonzero(wanted):
+            return None
+        wanted &= plan.samples & (rows.epoch[plan.rows] == flight.epochs)
         if not wanted.any():
             return None
         if len(plan.drafts):

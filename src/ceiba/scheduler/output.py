@@ -53,10 +53,10 @@ class Outbox:
         table = self._rows
         known, reported = table.known[rows], table.reported[rows]
         counts = known - reported
-        total = int(counts.sum())
-        if total == len(rows) and counts.all():
+        if np.count_nonzero(counts == 1) == len(rows):
             tokens = table.tokens[rows, reported]
         else:
+            total = int(counts.sum())
             ends = np.cumsum(counts)
             offsets = np.arange(total, dtype=np.int64) - np.repeat(ends - counts, counts)
             tokens = table.tokens[np.repeat(rows, counts), np.repeat(reported, counts) + offsets]
@@ -66,7 +66,7 @@ class Outbox:
         self._counts.append(counts)
         self._tokens.append(tokens)
         table.reported[rows] = known
-        for i in np.flatnonzero((reported == table.prompt_len[rows]) | table.special[rows]).tolist():
+        for i in ((reported == table.prompt_len[rows]) | table.special[rows]).nonzero()[0].tolist():
             request = table.request(int(rows[i]))
             if not request.opened:
                 self._first(base + i, request, int(counts[i]))
@@ -108,8 +108,8 @@ class Outbox:
         port.to_detokenizer(
             TokenBatch(
                 rids=self._rids,
-                counts=ids_to_bytes(np.concatenate(self._counts)),
-                tokens=ids_to_bytes(np.concatenate(self._tokens)) if self._tokens else b"",
+                counts=b"".join(map(ids_to_bytes, self._counts)),
+                tokens=b"".join(map(ids_to_bytes, self._tokens)),
                 opened=self._opened,
                 finishes=self._finishes,
                 usages=self._usages,

@@ -62,6 +62,11 @@ class Planner:
             self.preemptor = Preemptor(config.preemption_threshold, admission)
         self._groups = PrefixGroups(self.leases) if config.shared_prefix and not config.disable_radix_cache else None
         self._step = 0
+        size = len(self.rows.requests)
+        self._one, self._true = np.ones(size, np.int32), np.ones(size, bool)
+        """Lengths and samples of decode segments, the same in every plan."""
+        for constant in (self._one, self._true):
+            constant.setflags(write=False)
         self._decodes = config.prefill_decode_interval
         """Decode steps since the last prefill."""
         self._turn = 0
@@ -132,44 +137,47 @@ class Planner:
         ``limit`` the rows take turns.
         """
         rows = self._turns(self._growing(), limit)
-        wanted = self._shortfall(rows)
+        distance = self._distance(rows)
+        wanted = self._shortfall(rows, distance)
         if wanted > self.leases.available:
             if in_flight:
                 raise NeedResult
             self.retractor.make_room()
             rows = self._turns(self._growing(), limit)
-            wanted = self._shortfall(rows)
+            distance = self._distance(rows)
+            wanted = self._shortfall(rows, distance)
         elif len(rows):
             self.admission.ratio.decayed()
         if not len(rows):
             return _NO_DECODE
         self.leases.cause = "decode"
         jumps: list[PrefillSegment] = []
-        distance = self.rows.known[rows] - self.leases.launched[rows]
         drafts = {} if in_flight or self.drafts is None else self._drafts(self.drafts, rows, distance, wanted)
         ahead = distance > 1
         if drafts:
             ahead |= np.isin(rows, list(drafts))
-        if ahead.any():
-            jumps = self._jump(rows[ahead], drafts)
-            rows = rows[~ahead]
+        if np.count_nonzero(ahead):
+            jumps = self._jump(rows[ahead], distance[ahead], drafts)
+            rows, distance = rows[~ahead], distance[~ahead]
             if not len(rows):
                 return DecodePart(_NONE, _NONE, _NONE, _NONE, jumps)
         starts = self.leases.launched[rows]
-        known = starts < self.rows.known[rows]
-        tokens = self.rows.tokens[rows, starts] if known.all() else self._known_or_future(rows, starts, known)
+        every = np.count_nonzero(distance) == len(rows)
+        tokens = self.rows.tokens[rows, starts] if every else self._known_or_future(rows, starts, distance > 0)
         return DecodePart(rows, starts, tokens, self.leases.extend_each(rows), jumps)
 
-    def _shortfall(self, rows: Int32) -> int:
+    def _shortfall(self, rows: Int32, distance: Int32) -> int:
         """Slots that the rows would take now, those that jump all of their tokens'."""
-        ahead = self.rows.known[rows] - self.leases.launched[rows] > 1
-        if not ahead.any():
+        ahead = distance > 1
+        if not np.count_nonzero(ahead):
             return self.leases.shortfall_each(rows)
-        far = sum(self.leases.shortfall(row, self._distance(row)) for row in rows[ahead].tolist())
+        jumps = zip(rows[ahead].tolist(), distance[ahead].tolist(), strict=True)
+        far = sum(self.leases.shortfall(row, count) for row, count in jumps)
         return self.leases.shortfall_each(rows[~ahead]) + far
 
-    def _distance(self, row: int) -> int:
-        return int(self.rows.known[row] - self.leases.launched[row])
+    def _distance(self, rows: Int32) -> Int32:
+        """Known tokens of each row that no step has been given."""
+        return self.rows.known[rows] - self.leases.launched[rows]
 
     def _drafts(self, drafts: Drafts, rows: Int32, distance: Int32, wanted: int) -> dict[int, Int32]:
         """Guesses for the rows, ``distance`` tokens of each known and ``wanted`` slots to take, where they cost nobody
@@ -183,14 +191,14 @@ class Planner:
     def _step_room(self) -> int:
         return self.config.chunked_prefill_size if self.config.chunked_prefill_size > 0 else MAX_JUMP_TOKENS
 
-    def _jump(self, rows: Int32, drafts: dict[int, Int32]) -> list[PrefillSegment]:
-        """Launch the known tokens of rows whose grammar forced some, and drafts; whoever does not fit into a step
-        waits for the next."""
+    def _jump(self, rows: Int32, distance: Int32, drafts: dict[int, Int32]) -> list[PrefillSegment]:
+        """Launch the known tokens of rows whose grammar forced some, ``distance`` of each, and drafts; whoever does
+        not fit into a step waits for the next."""
         room = self._step_room()
         segments: list[PrefillSegment] = []
-        for row in rows.tolist():
+        for row, known in zip(rows.tolist(), distance.tolist(), strict=True):
             guesses = drafts.get(row)
-            length = self._distance(row) + (0 if guesses is None else len(guesses))
+            length = known + (0 if guesses is None else len(guesses))
             room -= length
             if room < 0 and segments:
                 break
@@ -212,13 +220,12 @@ class Planner:
     def _growing(self) -> Int32:
         running = self.rows.running()
         grows = self.leases.launched[running] + 1 < self.rows.max_len[running]
-        return running if grows.all() else running[grows]
+        return running if np.count_nonzero(grows) == len(grows) else running[grows]
 
     def _plan(self, segments: list[PrefillSegment], opened: list[RowOpen], decode: DecodePart) -> StepPlan:
         self._step += 1
         rows, starts, tokens, slots = decode.rows, decode.starts, decode.tokens, decode.slots
-        lengths = np.ones(len(rows), np.int32)
-        samples = np.ones(len(rows), bool)
+        lengths, samples = self._one[: len(rows)], self._true[: len(rows)]
         segments = [*segments, *decode.jumps]
         if segments:
             table = self.rows

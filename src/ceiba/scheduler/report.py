@@ -47,7 +47,7 @@ class StepLog:
         counters = self._counters
         prompts = plan.num_prefill - plan.num_jumps
         decode = plan.num_segments - prompts
-        prefill_tokens = int(plan.lengths[:prompts].sum())
+        prefill_tokens = int(plan.lengths[:prompts].sum()) if prompts else 0
         counters.forwards += 1
         counters.prefill_tokens += prefill_tokens
         counters.decode_tokens += plan.num_tokens - prefill_tokens

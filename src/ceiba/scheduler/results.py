@@ -37,6 +37,13 @@ MAX_JUMP = 64
 Ended = list[tuple[Request, Finish]]
 
 
+def _where(kept: np.ndarray, *arrays: Int32) -> tuple[Int32, ...]:
+    """The ``kept`` entries of each array: the arrays themselves where that is all of them."""
+    if np.count_nonzero(kept) == len(kept):
+        return arrays
+    return tuple(array[kept] for array in arrays)
+
+
 class Results:
     def __init__(
         self, admission: Admission, outbox: Outbox, eos_ids: tuple[int, ...], drafts: Drafts | None = None
@@ -59,7 +66,7 @@ class Results:
             if len(at):  # not committed: what this step wrote for the row is as doubtful as its token
                 live[at] = False
                 ended.append((rows.request(row), Finish(kind="error", message=why, status=500)))
-        every = live.all()
+        every = np.count_nonzero(live) == len(live)
         ends = self._judged(plan, live, output) if len(plan.drafts) else plan.starts + plan.lengths
         self.leases.commit(plan.rows if every else plan.rows[live], ends if every else ends[live])
         for i in range(plan.num_prefill - plan.num_jumps):
@@ -124,47 +131,65 @@ class Results:
 
     def _sampled(self, plan: StepPlan, live: np.ndarray, output: StepOutput) -> Ended:
         """Take over one token a row, and then those behind its right drafts, one of each row at a time."""
-        expected = plan.rows if plan.samples.all() else plan.rows[plan.samples]
+        expected, kept, at = plan.rows, live, plan.starts + plan.lengths
+        if np.count_nonzero(plan.samples) < len(expected):
+            expected, kept, at = expected[plan.samples], kept[plan.samples], at[plan.samples]
+        self._check(plan, output, expected)
+        ended: Ended = []
+        if len(plan.drafts):
+            counts = output.counts
+            self.counters.dropped_tokens += int(counts[~kept].sum())
+            at = at - (plan.lanes - 1)
+            first = np.cumsum(counts) - counts
+            for lane in range(int(counts.max(initial=0))):
+                ended += self._taken(expected, at + lane, first + lane, lane, kept & (counts > lane), output)
+                if ended:
+                    kept = kept & ~np.isin(expected, [request.row for request, _ in ended])
+        else:
+            self.counters.dropped_tokens += len(kept) - int(np.count_nonzero(kept))
+            ended = self._taken(expected, at, np.arange(len(expected)), 0, kept, output)
+            if ended:
+                kept = kept & ~np.isin(expected, [request.row for request, _ in ended])
+        row, table = _where(kept, expected)[0], self.rows
+        due = table.known[row] - table.reported[row] >= table.interval[row]
+        self.outbox.report(_where(due, row)[0])
+        return ended
+
+    @staticmethod
+    def _check(plan: StepPlan, output: StepOutput, expected: Int32) -> None:
+        """The runner answered for the sampled rows, in order, with a token each and those behind right drafts."""
         counts = output.counts
-        if not np.array_equal(output.rows, expected) or len(output.tokens) != counts.sum() or not counts.all():
+        wanted = int(counts.sum()) if len(plan.drafts) else len(expected)
+        fits = len(output.rows) == len(counts) == len(expected) and len(output.tokens) == wanted
+        if not fits or np.count_nonzero(output.rows != expected) or np.count_nonzero(counts) < len(counts):
             raise RuntimeError(
                 f"step {plan.step}: {len(output.tokens)} tokens came back for {len(expected)} sampled segments"
             )
-        kept = live[plan.samples]
-        self.counters.dropped_tokens += int(counts[~kept].sum())
-        at = (plan.starts + plan.lengths)[plan.samples]
-        if len(plan.drafts):
-            at -= plan.lanes - 1
-        first = np.cumsum(counts) - counts
-        ended: Ended = []
-        for lane in range(int(counts.max(initial=0))):
-            ended += self._taken(expected, at, first, lane, kept & (counts > lane), output)
-            if ended:
-                kept &= ~np.isin(expected, [request.row for request, _ in ended])
-        row, table = expected[kept], self.rows
-        self.outbox.report(row[table.known[row] - table.reported[row] >= table.interval[row]])
-        return ended
 
     def _taken(
         self, expected: Int32, at: Int32, index: np.ndarray, lane: int, kept: np.ndarray, output: StepOutput
     ) -> Ended:
-        """Token ``lane`` of each of the ``kept`` of the rows ``expected``, whose first ones are number ``index`` of
-        ``output`` and belong to positions ``at``."""
+        """Token ``lane`` of each of the ``kept`` of the rows ``expected``: number ``index`` of ``output``, at positions
+        ``at``."""
         rows = self.rows
-        at, index = at + lane, index + lane
         kept = kept & (rows.known[expected] == at)  # else a grammar forced this token before it came back
-        row, at, index = expected[kept], at[kept], index[kept]
+        row, at, index = _where(kept, expected, at, index)
         token = output.tokens[index]
         if not len(row):
             return []
+        after = at + 1
         rows.tokens[row, at] = token
-        rows.known[row] = at + 1
+        rows.known[row] = after
         self.counters.generation_tokens += len(row)
         if self.admission.fair is not None:
             self.admission.fair.produced(row)
-        full = at + 1 >= rows.max_len[row]
+        full = after >= rows.max_len[row]
+        ends = token[:, None] == self._eos
+        # Most steps end nobody and have no row that needs a look of its own.
+        if not (np.count_nonzero(full) or np.count_nonzero(ends) or np.count_nonzero(rows.special[row])):
+            return []
         free_to_end = at - rows.prompt_len[row] >= rows.min_new[row]
-        stopped = rows.ends_on_eos[row] & free_to_end & (token[:, None] == self._eos).any(axis=1)
+        stopped = rows.ends_on_eos[row] & free_to_end & ends.any(axis=1)
         ended: Ended = []
         done = full | stopped
         for i in np.flatnonzero(rows.special[row]).tolist():

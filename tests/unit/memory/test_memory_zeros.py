@@ -28,7 +28,7 @@ def test_zero_aligned_and_writable(dtype: torch.dtype) -> None:
 
 
 def resident(x: torch.Tensor) -> int:
-    """The bytes of a tensor that lie in memory, by the kernel's page map: other memory of the process may come and go."""
+    """Bytes of a tensor that lie in memory, by the kernel's page map: the rest of the process comes and goes."""
     first, last = x.data_ptr() // PAGE, (x.data_ptr() + x.nbytes - 1) // PAGE
     with PAGEMAP.open("rb") as f:
         f.seek(8 * first)

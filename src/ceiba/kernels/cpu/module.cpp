@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
@@ -217,31 +218,32 @@ struct Groups {
   Ints1 from, to, first, count, members, covered;
 };
 
+struct SlotTable {
+  const int32_t* data;
+  int64_t rows, stride;
+};
+
+// Everything of a plan but the tokens' slots.
 AttentionPlan make_plan(const Ints1& rows, const Ints1& starts, const Ints1& lengths, int64_t num_prefill,
-                        const Ints2& slot_table, const Longs1& slots, const std::optional<Groups>& groups,
-                        int64_t pool_slots, std::vector<int32_t>& no_cover) {
+                        const SlotTable& table, const std::optional<Groups>& groups, std::vector<int32_t>& no_cover) {
   AttentionPlan p{};
   p.segments = int64_t(rows.size());
   p.num_prefill = num_prefill;
   p.rows = rows.data();
   p.starts = starts.data();
   p.lengths = lengths.data();
-  p.slot_table = slot_table.data();
-  p.slot_stride = int64_t(slot_table.shape(1));
-  p.slots = slots.data();
+  p.slot_table = table.data;
+  p.slot_stride = table.stride;
   require(int64_t(starts.size()) == p.segments && int64_t(lengths.size()) == p.segments, "rows, starts, lengths differ");
   require(num_prefill >= 0 && num_prefill <= p.segments, "num_prefill is out of range");
   for (int64_t i = 0; i < p.segments; i++) {
-    require(rows.data()[i] >= 0 && rows.data()[i] < int64_t(slot_table.shape(0)), "row is out of range");
+    require(rows.data()[i] >= 0 && rows.data()[i] < table.rows, "row is out of range");
     require(starts.data()[i] >= 0 && lengths.data()[i] > 0 &&
                 int64_t(starts.data()[i]) + lengths.data()[i] <= p.slot_stride,
             "segment leaves the slot table");
     require(i < num_prefill || lengths.data()[i] == 1, "decode segments have one token");
     p.tokens += lengths.data()[i];
   }
-  require(int64_t(slots.size()) == p.tokens, "slots must have one entry per token");
-  for (int64_t i = 0; i < p.tokens; i++)
-    require(slots.data()[i] >= 0 && slots.data()[i] < pool_slots, "slot is outside the pool");
   if (groups) {
     p.num_groups = int64_t(groups->from.size());
     p.group_from = groups->from.data();
@@ -275,13 +277,27 @@ AttentionPlan make_plan(const Ints1& rows, const Ints1& starts, const Ints1& len
   return p;
 }
 
+void set_slots(AttentionPlan& p, const int64_t* slots, size_t count, int64_t pool_slots) {
+  require(int64_t(count) == p.tokens, "slots must have one entry per token");
+  for (int64_t i = 0; i < p.tokens; i++) require(slots[i] >= 0 && slots[i] < pool_slots, "slot is outside the pool");
+  p.slots = slots;
+}
+
 AttentionShape make_shape(int heads, int kv_heads, int head_dim, float scale, const std::string& kv) {
   require(kv_heads > 0 && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
   require(head_dim % 32 == 0 && head_dim <= 256, "head_dim must be a multiple of 32, at most 256");
   return {heads, kv_heads, head_dim, scale, kv_named(kv), false};
 }
 
-using Matrices = std::vector<const PackedMatrix*>;
+// What persists between steps, by row (runner/rows.py).
+struct RowState {
+  Array<int32_t, 2> slot_table;  // [rows, context]
+  Array<int32_t, 1> last_token;  // [rows]
+
+  RowState(Array<int32_t, 2> table, Array<int32_t, 1> last) : slot_table(table), last_token(last) {
+    require(table.shape(0) == last.size(), "row state: slot table and last tokens differ in rows");
+  }
+};
 
 // A whole decoder of the Llama shape. Python keeps every array alive through `keep`.
 class Decoder {
@@ -301,37 +317,71 @@ class Decoder {
     model_.num_layers = int64_t(layers_.size());
   }
 
-  void forward(Context& context, Ints1 ids, Ints1 positions, Ints1 rows, Ints1 starts, Ints1 lengths,
-               int64_t num_prefill, Ints2 slot_table, Longs1 slots, int64_t pool_slots, std::optional<Groups> groups,
-               Array<float, 2> hidden) {
-    std::vector<int32_t> no_cover;
-    AttentionPlan plan = make_plan(rows, starts, lengths, num_prefill, slot_table, slots, groups, pool_slots, no_cover);
-    require(int64_t(ids.size()) == plan.tokens && int64_t(positions.size()) == plan.tokens, "ids do not fit the plan");
+  // A whole step: its slots go to the rows' table, tokens still to come are the rows' last ones, `hidden` receives the
+  // layers' output of every token, and `logits` those of the tokens in `select`, or of all.
+  void step(Context& context, const RowState& state, Ints1 rows, Ints1 starts, Ints1 lengths, int64_t num_prefill,
+            Ints1 tokens, Ints1 slots, int64_t pool_slots, std::optional<Groups> groups, std::optional<Ints1> select,
+            Array<float, 2> hidden, Array<float, 2> logits) {
+    const Array<int32_t, 2>& table = state.slot_table;
+    SlotTable slot_table{table.data(), int64_t(table.shape(0)), int64_t(table.shape(1))};
+    AttentionPlan plan = make_plan(rows, starts, lengths, num_prefill, slot_table, groups, no_cover_);
+    require(int64_t(tokens.size()) == plan.tokens, "tokens do not fit the plan");
+    slots_.assign(slots.data(), slots.data() + slots.size());
+    set_slots(plan, slots_.data(), slots_.size(), pool_slots);
     require(int64_t(hidden.shape(0)) == plan.tokens && int64_t(hidden.shape(1)) == model_.hidden, "hidden does not fit");
-    for (int64_t i = 0; i < plan.tokens; i++) {
-      require(ids.data()[i] >= 0 && ids.data()[i] < model_.embedding.rows, "token id is outside the vocabulary");
-      require(positions.data()[i] >= 0 && positions.data()[i] < positions_, "position is outside the rotary table");
-    }
-    Forward call{&model_, &plan, ids.data(), positions.data(), hidden.data(), context.fixed_order, &context.team,
-                 &context.arena};
+    int64_t n = select ? int64_t(select->size()) : plan.tokens;
+    require(int64_t(logits.shape(0)) == n && int64_t(logits.shape(1)) == model_.vocab, "logits do not fit");
+    for (int64_t i = 0; select && i < n; i++)
+      require(select->data()[i] >= 0 && select->data()[i] < plan.tokens, "a selected token is out of range");
+    place(plan, state, tokens.data());
     nb::gil_scoped_release unlocked;
+    Forward call{&model_, &plan, ids_.data(), at_.data(), hidden.data(), context.fixed_order, &context.team,
+                 &context.arena};
     context.arena.reserve(context.unit->forward_scratch(call));
     context.unit->forward(call);
+    const float* last = hidden.data();
+    if (select) {
+      last_.resize(size_t(n * model_.hidden));
+      for (int64_t i = 0; i < n; i++)
+        std::copy_n(hidden.data() + select->data()[i] * model_.hidden, model_.hidden, last_.data() + i * model_.hidden);
+      last = last_.data();
+    }
+    run_logits(context, last, n, logits.data());
   }
 
   void logits(Context& context, Floats2 hidden, Array<float, 2> out) {
     require(int64_t(hidden.shape(1)) == model_.hidden && out.shape(0) == hidden.shape(0) &&
                 int64_t(out.shape(1)) == model_.vocab,
             "logits: shapes do not fit");
-    if (hidden.shape(0) == 0) return;
-    Logits call{&model_, hidden.data(), out.data(), int64_t(hidden.shape(0)), context.fixed_order, &context.team,
-                &context.arena};
     nb::gil_scoped_release unlocked;
+    run_logits(context, hidden.data(), int64_t(hidden.shape(0)), out.data());
+  }
+
+ private:
+  // Ids and positions of a step's tokens, and their slots in the table.
+  void place(const AttentionPlan& plan, const RowState& state, const int32_t* tokens) {
+    ids_.resize(size_t(plan.tokens));
+    at_.resize(size_t(plan.tokens));
+    for (int64_t i = 0, t = 0; i < plan.segments; i++) {
+      int32_t row = plan.rows[i];
+      int32_t* table = state.slot_table.data() + row * plan.slot_stride;
+      for (int32_t p = plan.starts[i]; p < plan.starts[i] + plan.lengths[i]; p++, t++) {
+        ids_[t] = tokens[t] < 0 ? state.last_token.data()[row] : tokens[t];
+        at_[t] = p;
+        require(ids_[t] >= 0 && ids_[t] < model_.embedding.rows, "token id is outside the vocabulary");
+        require(p < positions_, "position is outside the rotary table");
+        table[p] = int32_t(plan.slots[t]);
+      }
+    }
+  }
+
+  void run_logits(Context& context, const float* hidden, int64_t n, float* out) {
+    if (n == 0) return;
+    Logits call{&model_, hidden, out, n, context.fixed_order, &context.team, &context.arena};
     context.arena.reserve(context.unit->logits_scratch(call));
     context.unit->logits(call);
   }
 
- private:
   static const float* optional_floats(nb::dict d, const char* name, int64_t size) {
     nb::object value = d[name];
     if (value.is_none()) return nullptr;
@@ -369,6 +419,9 @@ class Decoder {
   Model model_;
   int64_t positions_;
   std::vector<Layer> layers_;
+  std::vector<int32_t> ids_, at_, no_cover_;  // of the step that runs
+  std::vector<int64_t> slots_;
+  std::vector<float> last_;
   nb::object keep_;
 };
 
@@ -396,7 +449,9 @@ void attention(Context& context, Array<const float, 3> q, std::optional<Array<co
                int kv_heads, const std::string& kv, float scale, Ints1 rows, Ints1 starts, Ints1 lengths, int64_t num_prefill,
                Ints2 slot_table, Longs1 slots, std::optional<Groups> groups, Array<float, 3> out) {
   std::vector<int32_t> no_cover;
-  AttentionPlan plan = make_plan(rows, starts, lengths, num_prefill, slot_table, slots, groups, pool_slots, no_cover);
+  SlotTable table{slot_table.data(), int64_t(slot_table.shape(0)), int64_t(slot_table.shape(1))};
+  AttentionPlan plan = make_plan(rows, starts, lengths, num_prefill, table, groups, no_cover);
+  set_slots(plan, slots.data(), slots.size(), pool_slots);
   AttentionShape shape = make_shape(int(q.shape(1)), kv_heads, int(q.shape(2)), scale, kv);
   shape.fixed_order = context.fixed_order;
   require(int64_t(q.shape(0)) == plan.tokens && out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) &&
@@ -553,16 +608,21 @@ NB_MODULE(_cpu, m) {
         "Frequency, presence and repetition penalties in place: count tables [lines, vocab], columns [n].");
   m.def("allow", &allow, nb::arg("context"), nb::arg("logits"), nb::arg("segments"), nb::arg("lines"), nb::arg("bits"),
         "Minus infinity where the bit of a token in its mask, int32 [lines, words], is not set.");
-  nb::class_<Decoder>(m, "Decoder", "A whole decoder of the Llama shape; `forward` runs all layers in one call.")
+  nb::class_<RowState>(m, "RowState", "What persists between steps, by row: slot_table int32 [rows, context] and "
+                                      "last_token int32 [rows], both written in place.")
+      .def(nb::init<Array<int32_t, 2>, Array<int32_t, 1>>(), nb::arg("slot_table"), nb::arg("last_token"));
+  nb::class_<Decoder>(m, "Decoder", "A whole decoder of the Llama shape; `step` is one call.")
       .def(nb::init<int64_t, int64_t, int, int, int, float, float, std::string, bool, Floats2, Floats2, Floats1,
                     const PackedMatrix&, const PackedMatrix&, nb::list, nb::object>(),
            nb::arg("hidden"), nb::arg("ffn"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
            nb::arg("eps"), nb::arg("scale"), nb::arg("kv"), nb::arg("int8"), nb::arg("cos"), nb::arg("sin"),
            nb::arg("final_norm"), nb::arg("embedding"), nb::arg("head"), nb::arg("layers"), nb::arg("keep"))
-      .def("forward", &Decoder::forward, nb::arg("context"), nb::arg("ids"), nb::arg("positions"), nb::arg("rows"),
-           nb::arg("starts"), nb::arg("lengths"), nb::arg("num_prefill"), nb::arg("slot_table"), nb::arg("slots"),
-           nb::arg("pool_slots"), nb::arg("groups").none(), nb::arg("hidden"),
-           "Run all layers; `hidden` float32 [tokens, hidden] receives the output before the final norm.")
+      .def("step", &Decoder::step, nb::arg("context"), nb::arg("state"), nb::arg("rows"), nb::arg("starts"),
+           nb::arg("lengths"), nb::arg("num_prefill"), nb::arg("tokens"), nb::arg("slots"), nb::arg("pool_slots"),
+           nb::arg("groups").none(), nb::arg("select").none(), nb::arg("hidden"), nb::arg("logits"),
+           "A step's layers and logits. `tokens` int32, negative for the row's last token; `slots` int32, written to the "
+           "rows' slot table; `hidden` float32 [tokens, hidden] receives the output before the final norm; `logits` "
+           "float32 [selected, vocab] those of the tokens that `select` int32 names, None for all of them.")
       .def("logits", &Decoder::logits, nb::arg("context"), nb::arg("hidden"), nb::arg("out"),
            "Final norm and output head of the given rows.");
 }
