@@ -7,6 +7,7 @@ with K = 1..N run each once. ``auto`` takes the part by the day and the commit: 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import subprocess
 import time
 from pathlib import Path
@@ -21,6 +22,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow-share", default="1/1", metavar="K/N", help="run the Kth of N parts of the slow tests; 0/1: none; auto"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """No example of a property has a deadline: on a busy machine, or when garbage is collected, any may take long."""
+    if importlib.util.find_spec("hypothesis") is None:
+        return
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("ceiba", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("ceiba")
 
 
 def _commit() -> str:

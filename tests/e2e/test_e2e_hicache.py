@@ -124,6 +124,9 @@ def test_a_tenth_of_the_prefixes_fits_and_files_outlive_restart_kill_and_flipped
     first = LiveServer(*flags(*on_files(tmp_path)))
     first.start()
     try:
+        generate(first, [*ids(0)[:PAGE], 1])
+        until_stored(first, 1)
+        (damaged,) = tmp_path.rglob("*.kv")  # the first page of the first prompt
         cold = [generate(first, ids(i))[0] for i in range(count)]
         before = computed(first)
         warm = [generate(first, ids(i)) for i in range(count)]
@@ -138,10 +141,9 @@ def test_a_tenth_of_the_prefixes_fits_and_files_outlive_restart_kill_and_flipped
     assert len(pages) >= count * (LENGTH // PAGE)
     for page in pages:
         unframe(page.stem, page.read_bytes())
-    oldest = min(pages, key=lambda page: page.stat().st_mtime)
-    data = bytearray(oldest.read_bytes())
+    data = bytearray(damaged.read_bytes())
     data[len(data) // 2] ^= 4
-    oldest.write_bytes(data)
+    damaged.write_bytes(data)
 
     second = LiveServer(*flags(*on_files(tmp_path)))
     second.start()

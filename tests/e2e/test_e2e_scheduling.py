@@ -80,14 +80,15 @@ def test_fair_share_bounds_the_wait_of_a_light_tenant():
 def test_a_high_priority_pre_empts_and_both_answers_are_right():
     flags = ("--max-running-requests", "1", "--enable-priority-scheduling")
     with LiveServer(*flags) as server:
-        alone = {n: server.post("/generate", json=generate(ids(n, 40), 60)).json()["output_ids"] for n in (1, 2)}
+        length = {1: 300, 2: 60}  # the first still runs when the second comes
+        alone = {n: server.post("/generate", json=generate(ids(n, 40), length[n])).json()["output_ids"] for n in (1, 2)}
         assert server.post("/flush_cache").status_code == 200
 
         async def both() -> tuple[dict, dict]:
-            low = asyncio.create_task(send_all(server, [generate(ids(1, 40), 60, priority=0)]))
+            low = asyncio.create_task(send_all(server, [generate(ids(1, 40), length[1], priority=0)]))
             while not (await asyncio.to_thread(server.get, "/v1/loads")).json()[0]["running"]:  # noqa: ASYNC110 - it asks another process
                 await asyncio.sleep(0.01)
-            high = (await send_all(server, [generate(ids(2, 40), 60, priority=100)]))[0]
+            high = (await send_all(server, [generate(ids(2, 40), length[2], priority=100)]))[0]
             return (await low)[0], high
 
         low, high = asyncio.run(both())

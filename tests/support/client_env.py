@@ -35,6 +35,13 @@ def environment(extra: str, folder: Path) -> Path:
 
     uv resolves these trees in seconds where pip needs minutes; pip is tried where there is no uv to be had.
     """
+    try:
+        return _environment(extra, folder)
+    except subprocess.TimeoutExpired as error:
+        pytest.skip(f"{extra} cannot be installed here in {error.timeout:g} s")
+
+
+def _environment(extra: str, folder: Path) -> Path:
     python = folder / "bin" / "python"
     made = run(sys.executable, "-m", "venv", folder)
     if made.returncode:

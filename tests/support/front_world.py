@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,13 @@ from ceiba.server.front import Front
 from support.fake_engine import ByteTokenizer, FakeEngine, PlainTemplate, make_config
 
 
+async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Raises TimeoutError where it does not come to that."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.002)
+
+
 @dataclass
 class World:
     engine: FakeEngine
@@ -26,11 +33,10 @@ class World:
 
     async def idle(self) -> None:
         """Until nothing is live anywhere."""
-        for _ in range(400):
-            if self.engine.idle and not self.front.num_live:
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError(f"still live: {self.engine.live}, {self.front.num_live}")
+        try:
+            await until(lambda: self.engine.idle and not self.front.num_live)
+        except TimeoutError:
+            raise AssertionError(f"still live: {self.engine.live}, {self.front.num_live}") from None
 
 
 @asynccontextmanager
@@ -105,9 +111,9 @@ class RawCall:
             self._first.set()
 
     async def first_event(self) -> None:
-        await asyncio.wait_for(self._first.wait(), 5)
+        await asyncio.wait_for(self._first.wait(), 20)
 
     async def leave(self) -> None:
         """The client closes its connection; returns when the application has noticed."""
         self._gone.set()
-        await asyncio.wait_for(self.task, 5)
+        await asyncio.wait_for(self.task, 20)

@@ -49,16 +49,16 @@ def serving(make_front: Callable[[], tuple[Front, Any]]) -> Iterator[tuple[str, 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        assert ready.wait(20), "the server did not start"
+        assert ready.wait(60), "the server did not start"
         yield f"http://127.0.0.1:{port}", state["engine"]
     finally:
         state["server"].should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
         sock.close()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"

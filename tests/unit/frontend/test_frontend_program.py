@@ -18,7 +18,7 @@ from ceiba.frontend import as_backend
 from ceiba.frontend.primitives import _PATTERNS
 from ceiba.server.front import Front
 from support.fake_engine import ByteTokenizer, FakeEngine, PlainTemplate, make_config, text_for
-from support.http_server import serving
+from support.http_server import serving, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_a_fork_sends_what_its_branches_share_first(backend: Any, engine: FakeEn
 
 
 def test_branches_run_at_the_same_time_and_can_be_concatenated(backend: Any, engine: FakeEngine) -> None:
-    engine.step_seconds = 0.02
+    engine.step_seconds = 0.1  # a line takes a second
     try:
 
         @sgl.function
@@ -156,16 +156,13 @@ def test_branches_run_at_the_same_time_and_can_be_concatenated(backend: Any, eng
                     fork += f" {i}"
                     fork += sgl.gen("line", max_tokens=10, seed=0)
                     fork["mark"] = i
-                assert time.monotonic() - start < 0.3
+                wait_until(lambda: len(engine.live) == 4)
             s["after"] = 1
             forks.join("concatenate")
 
-        start = time.monotonic()
         state = story.run(backend=backend)
-        took = time.monotonic() - start
     finally:
         engine.step_seconds = 0.0
-    assert took < 4 * 10 * 0.02 + 0.2
     parts = [f" {i}" + said(f"Once {i}", 10) for i in range(4)]
     assert state.text() == "Once" + "".join(parts)
     assert state["line"] == [said(f"Once {i}", 10) for i in range(4)]

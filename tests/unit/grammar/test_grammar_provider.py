@@ -73,7 +73,7 @@ def test_the_budget_kills_the_compiler_and_the_next_grammar_compiles(eager):
     pid = eager.pids[0]
     started = time.monotonic()
     ticket = ready(ask(eager, regex=EXPLODES))
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 20.0
     with pytest.raises(BadRequest, match=r"0\.5 s") as error:
         ticket.state()
     assert error.value.code == "grammar_too_complex"
@@ -93,7 +93,7 @@ def test_a_client_that_leaves_kills_the_compile():
     time.sleep(0.3)
     assert psutil.pid_exists(pid), "somebody still waits"
     second.cancel()
-    deadline = time.monotonic() + 3.0
+    deadline = time.monotonic() + 20.0
     while psutil.pid_exists(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not psutil.pid_exists(pid)
@@ -135,8 +135,13 @@ def test_the_cache_forgets_the_oldest(provider, monkeypatch):
     monkeypatch.setattr(limits, "GRAMMAR_CACHE", 3)
     for word in ("aa", "bb", "cc", "dd"):
         ready(ask(provider, regex=word)).state()
-    assert ask(provider, regex="dd").ready()
-    assert not ask(provider, regex="aa").ready()
+    child = psutil.Process(provider.pids[0])
+    child.suspend()  # so that what is ready was not compiled just now
+    try:
+        assert ask(provider, regex="dd").ready()
+        assert not ask(provider, regex="aa").ready()
+    finally:
+        child.resume()
 
 
 def test_thinking_is_free_and_then_the_grammar_rules(provider):
@@ -272,11 +277,15 @@ def test_the_budget_is_cpu_time_so_a_busy_machine_refuses_nothing_more():
 
 def test_a_compiler_that_neither_computes_nor_answers_is_given_up():
     pytest.importorskip("outlines_core")
-    provider = make_provider("outlines", seconds=0.5)
+    provider = make_provider("outlines", seconds=1.0)
     ready(ask(provider, regex="a")).state()
-    ticket = ask(provider, regex=EXPLODES)
-    time.sleep(0.15)  # it has begun
     child = psutil.Process(provider.pids[0])
+    before = sum(child.cpu_times()[:2])
+    ticket = ask(provider, regex=EXPLODES)
+    deadline = time.monotonic() + 60
+    while sum(child.cpu_times()[:2]) < before + 0.05:  # it has begun, and has most of its seconds left
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
     child.suspend()
     with pytest.raises(BadRequest, match="given up"):
         ready(ticket).state()

@@ -123,16 +123,19 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_help_is_quick() -> None:
     run("-m", "ceiba", "serve", "--help")
-    times = []
-    for _ in range(3):
+
+    def seconds(*words: str) -> float:
         begun = time.perf_counter()
-        assert run("-m", "ceiba", "serve", "--help").returncode == 0
-        times.append(time.perf_counter() - begun)
-    begun = time.perf_counter()
-    run("-c", "pass")
-    bare = time.perf_counter() - begun
-    # 0.3 s on an idle machine; a busy one is measured by what a bare interpreter takes there.
-    assert min(times) < max(0.3, 8 * bare)
+        assert run(*words).returncode == 0
+        return time.perf_counter() - begun
+
+    # 0.3 s on an idle machine; a busy one is measured by what a bare interpreter takes there at the same time.
+    tries = []
+    while len(tries) < 8:
+        tries.append((seconds("-m", "ceiba", "serve", "--help"), seconds("-c", "pass")))
+        if tries[-1][0] < max(0.3, 8 * tries[-1][1]):
+            return
+    raise AssertionError(f"help beside a bare interpreter: {tries}")
 
 
 def test_a_closed_pipe_is_no_error() -> None:

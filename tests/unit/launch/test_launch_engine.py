@@ -43,9 +43,9 @@ def test_a_call_in_flight_ends_when_the_engine_stops() -> None:
 
     thread = threading.Thread(target=call)
     thread.start()
-    assert began.wait(5)
+    assert began.wait(30)
     stop(engine)
-    thread.join(5)
+    thread.join(30)
     assert not thread.is_alive()
     assert isinstance(caught[0], Unavailable)
 
@@ -54,7 +54,7 @@ def test_a_call_between_check_and_stop_is_refused() -> None:
     """As if another thread had shut the engine down right after this one looked."""
     engine = bare_engine()
     stop(engine)
-    engine._thread.join(5)
+    engine._thread.join(30)
     assert engine._loop.is_closed()
     engine._closed = False
 

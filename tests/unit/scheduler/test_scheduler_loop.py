@@ -538,7 +538,7 @@ def test_beats_come_while_a_forward_blocks():
 
     class Slow(FakeRunner):
         def forward(self, plan):
-            release.wait(5)
+            release.wait(60)
             return super().forward(plan)
 
     world = make_world()
@@ -552,9 +552,9 @@ def test_beats_come_while_a_forward_blocks():
     world.ask("a", prompt(1, 5), max_new_tokens=2)
     thread = threading.Thread(target=world.scheduler.run, args=(beat,))
     thread.start()
-    assert release.wait(5)
+    assert release.wait(60)
     world.port.push(Control(id=1, op="shutdown"))
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     assert len(beats) >= 4
 

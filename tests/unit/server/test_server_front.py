@@ -15,7 +15,7 @@ from ceiba.server.choices import Choice
 from ceiba.server.front import Front
 from ceiba.server.request import ChatPrompt, Chunk, EngineRequest, Input, TextPrompt
 from support.fake_engine import ByteTokenizer, FakeEngine, PlainTemplate, make_config, text_for
-from support.front_world import make_world
+from support.front_world import make_world, until
 
 
 def request(*inputs: Input, **fields) -> EngineRequest:
@@ -103,10 +103,11 @@ async def test_one_wake_up_per_request_and_step():
     reader = asyncio.create_task(read())
     await asyncio.sleep(0)
     port.inbox.put_nowait(batch([(rids[0], "x", [1]), ("stranger", "?", [9, 9]), (rids[2], "z", [2, 3])]))
-    await asyncio.sleep(0.01)
+    await until(lambda: steps)
+    await asyncio.sleep(0.01)  # nor does a second wake-up follow
     assert steps == [[(0, "x", ids_to_bytes([1])), (2, "z", ids_to_bytes([2, 3]))]]
     port.inbox.put_nowait(batch([(rid, "", []) for rid in rids], finish=(0, 1, 2)))
-    await asyncio.wait_for(reader, 2)
+    await asyncio.wait_for(reader, 20)
     assert len(steps) == 2
     assert front.num_live == 0
     await front.close()

@@ -36,7 +36,8 @@ async def test_usage_says_what_came_from_which_tier():
 async def test_a_request_that_waits_longer_than_it_wants_gets_504_and_the_reason():
     async with scheduled_world(rows=1, context=500) as world:
         first = asyncio.create_task(world.post("/generate", generate("a", 450)))
-        await asyncio.sleep(0.01)
+        while not sent(world):  # noqa: ASYNC110
+            await asyncio.sleep(0)
         error = (await world.post("/generate", generate("b", queue_timeout=0.001), 504))["error"]
         assert "longer than its limit" in error["message"]
         await first
@@ -218,7 +219,8 @@ async def test_limits_of_sessions():
         error = (await world.post("/generate", generate("x" * 11, session_params={"id": name}), 400))["error"]
         assert error["code"] == "session_full"
         slow = asyncio.create_task(world.post("/generate", generate("x", 300, session_params={"id": name})))
-        await asyncio.sleep(0.02)
+        while not sent(world):  # noqa: ASYNC110
+            await asyncio.sleep(0)
         error = (await world.post("/generate", generate("y", session_params={"id": name}), 400))["error"]
         assert error["code"] == "busy"
         await slow
