@@ -38,7 +38,7 @@ def decode_ms(path: str, flags: list[str], lengths: list[int]) -> dict[int, floa
     with tempfile.TemporaryDirectory() as folder:
         for length in lengths:
             out = Path(folder) / str(length)
-            command = [sys.executable, "-m", "ceiba", "bench", "one-batch", "--model-path", path, "--repeat", "2"]
+            command = [sys.executable, "-m", "ceiba", "bench", "one-batch", "--model-path", path, "--repeat", "1"]
             command += [
                 "--input-len",
                 str(length),
