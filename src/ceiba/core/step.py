@@ -66,7 +66,8 @@ class StepPlan:
     while what it sampled is the next guess, and what it computed behind a wrong one was never there.
 
     Segment i computes positions [starts[i], starts[i] + lengths[i]) of row rows[i]; its tokens and the KV slots that
-    receive them lie back to back in ``tokens`` and ``slots``. The runner appends the slots to the row's slot table.
+    receive them lie back to back in ``tokens`` and ``slots``. The runner appends the slots to the row's slot table, and
+    writes none of the arrays.
     """
 
     step: int

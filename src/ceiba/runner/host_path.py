@@ -26,7 +26,9 @@ class _Lines:
     def first(self, count: int) -> Tensor:
         """[count, width], overwritten by the next step."""
         if count > len(self._data):
-            self._data = torch.empty(count, self._data.shape[1])
+            width = self._data.shape[1]
+            self._data = torch.empty(0, width)  # let go before more is taken
+            self._data = torch.empty(count, width)
         return self._data[:count]
 
 
@@ -39,7 +41,8 @@ class HostPath:
         self._hidden, self._logits = _Lines(model.spec.hidden_size), _Lines(model.spec.vocab_size)
 
     def forward(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
-        """(logits [S, vocab], hidden states [T, hidden] before the final norm) of a plan."""
+        """(logits [sum of lanes, vocab], hidden states [T, hidden] before the final norm) of a plan, which the next one
+        overwrites."""
         everything = plan.num_prefill == 0 and np.count_nonzero(plan.samples) == plan.num_segments
         select = None if everything else plan.selected
         hidden = self._hidden.first(plan.num_tokens)

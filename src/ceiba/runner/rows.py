@@ -72,7 +72,7 @@ class SamplingBatch:
 
     rows: np.ndarray
     rows_device: Tensor
-    """int64 [S]; empty on an accelerator for a batch that is greedy and asks for nothing else"""
+    """int64 [S]; empty for a batch that is greedy and asks for nothing else"""
     draws: Draws | None = None
     dense: DenseDraws | None = None
     """In place of ``draws`` on an accelerator"""
@@ -243,7 +243,7 @@ class Rows:
             return last
         special = bool(self._special[rows].any())
         on_host = self._staging is None
-        batch = SamplingBatch(rows.copy(), self._tensor(rows if special or on_host else rows[:0]))
+        batch = SamplingBatch(rows.copy(), self._tensor(rows if special else rows[:0]))
         if special:
             params = [self._sampling[row] for row in rows.tolist()]
             if on_host:

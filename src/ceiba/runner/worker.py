@@ -121,8 +121,6 @@ class ModelRunner:
             longest = min(chunk, longest) if chunk > 0 else longest
             self._device_path = DevicePath(runner, model, self.attention, self.pool, self.rows, longest)
             self._device_path.warm_up()
-        else:
-            self.inputs = StepInputs(max(scheduler.chunked_prefill_size, max_rows), max_rows, self.device)
         self._host_path: HostPath | None = None
         host = model.ops.host
         if host is not None and self.attention.name == "cpu" and not objections(needs, HostAttention.capabilities):
@@ -130,6 +128,9 @@ class ModelRunner:
             fused = fuse(model, self.pool, self.attention)
             if fused is not None:
                 self.model, self._host_path = fused, HostPath(fused, self.rows)
+        self.inputs: StepInputs | None = None
+        if self._device_path is None and self._host_path is None:
+            self.inputs = StepInputs(max(scheduler.chunked_prefill_size, max_rows), max_rows)
         if runner.deterministic and not isinstance(self.model, FusedDecoder):
             raise ConfigError(
                 "--enable-deterministic-inference: only the compiled CPU kernels sum in an order that does not depend "
@@ -181,6 +182,7 @@ class ModelRunner:
         """(logits, hidden states) of a plan on the CPU, a call or more for each layer."""
         rows, model, inputs = self.rows, self.model, self.inputs
         assert isinstance(model, Decoder)
+        assert inputs is not None
         inputs.fill(plan)
         ids = inputs.tokens
         if inputs.has_future:
@@ -304,8 +306,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop what holds device memory. The runner cannot be used afterwards."""
-        self._device_path = self._host_path = None
-        self.inputs = None  # type: ignore[assignment]
+        self._device_path = self._host_path = self.inputs = None
         del self.model, self.pool, self.rows, self.attention
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

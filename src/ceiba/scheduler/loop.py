@@ -288,7 +288,7 @@ class Scheduler:
         flight.result = self.runner.sample(handle, self._masks(flight))
         self._flights.append(flight)
         # Without a device that works meanwhile the values are there: what they say leaves before the next plan is made.
-        self._apply(0 if flight.result.ready() else self.depth)
+        self._apply(0 if self._result_ready(flight) else self.depth)
 
     def _apply(self, depth: int) -> None:
         """Apply results, oldest first, until at most ``depth`` steps are in flight."""

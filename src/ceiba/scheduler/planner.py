@@ -2,7 +2,7 @@
 
 It launches positions in the lease table and so decides what the device writes; it neither waits for results nor talks
 to anyone. A decode step is a fixed number of array operations over the running rows. The arrays of a plan are fresh,
-because the runner may still read the previous plan's while this one is built.
+because the runner may still read the previous plan's while this one is built; constants nobody may write are shared.
 """
 
 from __future__ import annotations

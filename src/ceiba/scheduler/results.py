@@ -159,9 +159,12 @@ class Results:
     def _check(plan: StepPlan, output: StepOutput, expected: Int32) -> None:
         """The runner answered for the sampled rows, in order, with a token each and those behind right drafts."""
         counts = output.counts
-        wanted = int(counts.sum()) if len(plan.drafts) else len(expected)
-        fits = len(output.rows) == len(counts) == len(expected) and len(output.tokens) == wanted
-        if not fits or np.count_nonzero(output.rows != expected) or np.count_nonzero(counts) < len(counts):
+        fits = len(output.rows) == len(counts) == len(expected) and not np.count_nonzero(output.rows != expected)
+        if len(plan.drafts):
+            fits = fits and np.count_nonzero(counts) == len(counts) and len(output.tokens) == counts.sum()
+        else:
+            fits = fits and np.count_nonzero(counts == 1) == len(counts) == len(output.tokens)
+        if not fits:
             raise RuntimeError(
                 f"step {plan.step}: {len(output.tokens)} tokens came back for {len(expected)} sampled segments"
             )

@@ -1,7 +1,7 @@
 """Paged attention in the compiled CPU kernels: prefill, decode, and decode that reads a shared prefix once.
 
-``plan`` turns a step's metadata into the arrays that the kernels take; a fused decoder reads the same arrays and never
-calls ``run``. Never knows a model or a request.
+``plan`` turns a step's metadata into the arrays that the kernels take, layer by layer; a fused decoder hands them over
+itself and takes only groups (``host_groups``) and context from here. Never knows a model or a request.
 """
 
 from __future__ import annotations
