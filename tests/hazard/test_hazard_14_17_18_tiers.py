@@ -57,10 +57,12 @@ def test_17_a_restore_arrives_whole_or_not_at_all():
     world.step(4)
     assert world.scheduler.hicache.waiting == 1
     assert cache.match(key).length == before
+    counters = world.scheduler.counters
+    computed = counters.prefill_tokens
     world.tiers.fail = lambda kind: kind == "restore"
     world.tiers.tick(10)
     world.step()
-    assert cache.match(key).length == before
+    assert counters.prefill_tokens - computed == len(stem) - before
     world.tiers.eager = True
     world.finish()
     world.check("a")
