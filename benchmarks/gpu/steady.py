@@ -172,8 +172,23 @@ def union(intervals: list[tuple[float, float]]) -> float:
     return covered
 
 
-def profiled(scheduler: Scheduler) -> tuple[float, list[tuple[str, float]], Counter[str]]:
-    """(busy share of the span, kernels with their milliseconds a step, waits of the host by name)."""
+def idle(device: list[tuple[float, float, str]]) -> list[tuple[str, float, float]]:
+    """Where the device had nothing to do: (the kernels before and after, how often a step, µs a step)."""
+    times, counts = Counter[str](), Counter[str]()
+    reached, before = None, ""
+    for begin, end, name in sorted(device):
+        if reached is not None and begin > reached:
+            times[f"{before} -> {name}"] += begin - reached
+            counts[f"{before} -> {name}"] += 1
+        if reached is None or end > reached:
+            reached, before = end, name
+    return [(where, counts[where] / PROFILED, spent / PROFILED) for where, spent in times.most_common(12)]
+
+
+def profiled(
+    scheduler: Scheduler,
+) -> tuple[float, list[tuple[str, float]], list[tuple[str, float, float]], Counter[str]]:
+    """(busy share of the span, kernels with their milliseconds a step, idle times, waits of the host by name)."""
     # The device alone: recording the host's operations as well would slow it.
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(PROFILED):
@@ -183,13 +198,15 @@ def profiled(scheduler: Scheduler) -> tuple[float, list[tuple[str, float]], Coun
     for event in found.events():
         begin, end = event.time_range.start, event.time_range.end
         if event.device_type == torch.autograd.DeviceType.CUDA:
-            device.append((begin, end))
-            times[event.name.split("(")[0][:48]] += end - begin
+            name = event.name.split("(")[0][:48]
+            device.append((begin, end, name))
+            times[name] += end - begin
         elif "Synchronize" in event.name:
             waits[event.name] += 1
-    span = max(end for _, end in device) - min(begin for begin, _ in device)
-    busy = union(device)
-    return busy / span, [(name, spent / 1e3 / PROFILED) for name, spent in times.most_common(16)], waits
+    span = max(end for _, end, _ in device) - min(begin for begin, _, _ in device)
+    busy = union([(begin, end) for begin, end, _ in device])
+    kernels = [(name, spent / 1e3 / PROFILED) for name, spent in times.most_common(16)]
+    return busy / span, kernels, idle(device), waits
 
 
 def main() -> None:
@@ -219,7 +236,9 @@ def main() -> None:
                 for _ in range(8):
                     scheduler.step()
             spent = timed(scheduler, runner)
-            share, kernels, waits = (0.0, [], Counter[str]()) if options.device == "cpu" else profiled(scheduler)
+            share, kernels, gaps, waits = 0.0, [], [], Counter[str]()
+            if options.device != "cpu":
+                share, kernels, gaps, waits = profiled(scheduler)
             seen = ", ".join(f"{what} {count / PROFILED:.1f}" for what, count in waits.items())
             what = [name, *sorted(flags), *([f"mixed {options.chunk}"] if options.chunk else [])]
             rows.append(
@@ -230,6 +249,8 @@ def main() -> None:
             print(rows[-1])
             for kernel, part in kernels:
                 print(f"    {part:7.3f} ms  {kernel}", flush=True)
+            for where, count, spent in gaps:
+                print(f"    {spent:7.1f} µs  idle, {count:.1f} times: {where}", flush=True)
             scheduler.abort_all("measured")
             while not scheduler.idle:
                 scheduler.step(0.0)

@@ -32,7 +32,7 @@ class DeviceValues:
     faults: Tensor = _NONE
     """uint8 [S]"""
     packed: Tensor | None = None
-    """int32 [2, S]: tokens and faults, where a kernel made them together; counts instead of the two"""
+    """int32 [2, S], on the host: tokens and faults, where a kernel writes them there; counts instead of the two"""
     logprobs: Logprobs | None = None
     logprob_segments: np.ndarray | None = None
     fixed_rows: dict[int, int] = field(default_factory=dict)
@@ -58,10 +58,9 @@ class PendingResult:
     """See ``core.step.StepResult``: of values on an accelerator, whose copies are launched here."""
 
     def __init__(self, values: DeviceValues) -> None:
-        assert values.packed is not None  # kernels made tokens and faults together
+        assert values.packed is not None  # a kernel writes tokens and faults where the host reads them
         self._copies = replace(
             values,
-            packed=_copy(values.packed),
             logprobs=None if values.logprobs is None else _copy_logprobs(values.logprobs),
             prompt=[(row, _copy_block(block)) for row, block in values.prompt],
         )

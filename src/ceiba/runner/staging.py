@@ -1,10 +1,12 @@
-"""Host memory on its way to the device: pinned buffers in rotation, one asynchronous copy for many arrays.
+"""Host memory on its way to the device: pinned buffers in rotation, one asynchronous transfer for many arrays.
 
 The device buffer keeps its address, so that captured graphs can read it. A host buffer is filled again
 only after its last copy has left it, which the steady state never waits for. Knows integers, never what they mean.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -19,6 +21,8 @@ ALIGNMENT = 32
 """Integers between the starts of two arrays: a kernel compiled for aligned addresses serves every step."""
 MOST_ARRAYS = 16
 """Arrays that one filling may consist of."""
+PULLED = 1 << 15
+"""Integers up to which a kernel reads the host's memory; more are left to the device's copy engine."""
 
 
 class Staging:
@@ -28,6 +32,11 @@ class Staging:
     def __init__(self, size: int, device: torch.device, *, fixed: bool = False) -> None:
         self._device, self._fixed = device, fixed
         self._pinned = device.type == "cuda"
+        self._pull: Callable[[Tensor, Tensor], None] | None = None
+        if self._pinned:
+            from ceiba.kernels.triton.step import pull
+
+            self._pull = pull
         self._turn = 0
         self._used = 0
         self._reserve(size + MOST_ARRAYS * ALIGNMENT)
@@ -63,8 +72,11 @@ class Staging:
         return device
 
     def send(self) -> None:
-        """One copy of everything taken since ``begin``."""
-        source = self._hosts[self._turn]
-        self.target[: self._used].copy_(source[: self._used], non_blocking=True)
+        """One transfer of everything taken since ``begin``."""
+        source, target = self._hosts[self._turn][: self._used], self.target[: self._used]
+        if self._pull is not None and self._used <= PULLED:
+            self._pull(source, target)
+        else:
+            target.copy_(source, non_blocking=True)
         if self._copied:
             self._copied[self._turn].record()

@@ -11,6 +11,20 @@ import triton.language as tl
 from ceiba.kernels.triton.launch import divide_up
 
 BLOCK = 256
+PULL_BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["count"])
+def _pull(source_ptr, target_ptr, count, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    tl.store(target_ptr + i, tl.load(source_ptr + i, mask=inside), mask=inside)
+
+
+def pull(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy int32 [N] from pinned host memory. The device's copy engine would have to wait for the kernels before it,
+    and those behind it for the engine, which takes longer than reading some kilobytes across the link."""
+    _pull[(divide_up(len(source), PULL_BLOCK),)](source, target, len(source), BLOCK=PULL_BLOCK)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -101,17 +115,17 @@ def end_step(
     best: torch.Tensor,
     last_token: torch.Tensor,
     out_pos: torch.Tensor,
-) -> torch.Tensor:
+    result: torch.Tensor,
+) -> None:
     """Record a step's samples: rows int32, tokens int64, all [S]; raw_best and best float32 [S], the largest logit
-    before and after masks and edits. last_token int32 and out_pos int64 [rows] are updated. Returns int32 [2, S]:
-    tokens, and faults (1: the logits are not finite, 2: every token is excluded); the token of a row at fault is 0.
+    before and after masks and edits. last_token int32 and out_pos int64 [rows] are updated. ``result`` int32 [2, S], in
+    pinned host memory or on the device, gets tokens and faults (1: the logits are not finite, 2: every token is
+    excluded); the token of a row at fault is 0.
     """
     count = len(tokens)
-    result = torch.empty(2, count, dtype=torch.int32, device=tokens.device)
     if count:
         grid = (divide_up(count, BLOCK),)
         _end[grid](rows, tokens, raw_best, best, last_token, out_pos, result, count, BLOCK=BLOCK)
-    return result
 
 
 @triton.jit(do_not_specialize=["count"])
