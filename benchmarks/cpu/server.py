@@ -28,6 +28,15 @@ class Server:
     seconds: float
     """From exec to the first healthy answer."""
     log: Path
+    group: int
+    """The processes that it consists of."""
+
+    def pause(self) -> None:
+        """Take the processor from it, for as long as others are measured."""
+        os.killpg(self.group, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self.group, signal.SIGCONT)
 
 
 def free_port() -> int:
@@ -67,10 +76,11 @@ def serving(
             if process.poll() is not None or time.monotonic() - begun > limit:
                 raise RuntimeError(f"{command[0]} is not healthy:\n{log.read_text(errors='replace')[-2000:]}")
             time.sleep(0.01)
-        yield Server(url, time.monotonic() - begun, log)
+        yield Server(url, time.monotonic() - begun, log, process.pid)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
+            os.killpg(process.pid, signal.SIGCONT)
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
