@@ -30,7 +30,7 @@ KINDS = {
     "attention": ("cudnn", "fprop", "flash", "_prefill"),
     "gathering, merging": ("_gather_slots", "_merge_parts"),
     "experts": ("_grouped_matmul",),
-    "experts' order, sum": ("_order", "_count", "_place", "_scatter", "_combine", "_route"),
+    "experts' order, sum": ("_order", "_count", "_place", "_combine", "_route"),
     "norms, rotation": ("_add_rms_norm", "_qkv_norm_rope"),
     "SiLU": ("_silu_mul",),
 }

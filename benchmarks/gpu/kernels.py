@@ -339,6 +339,27 @@ def moe_layers(sweep: bool) -> None:
         line(f"moe batch {tokens} ({used:.0f} experts)", us, floor, note)
 
 
+def ordering() -> None:
+    """What surrounds the experts' products of a chunk: routing, the order by expert, the sum over a token's choices.
+    The notes say how uneven; with distinct choices the fullest of 128 experts has at most 16 times the mean."""
+    count, dim, top_k = 128, 2048, 8
+    for tokens in (1024, 8192):
+        logits = [rand(tokens, count) for _ in range(4)]
+        us = replay_us([lambda x=x: routing.route(x, top_k) for x in logits], repeat=4)
+        line(f"route {tokens} tokens", us, tokens * (count * 2 + top_k * 8) / BANDWIDTH * 1e6)
+        block = experts.grouped_shapes(tokens * top_k, count)[0].rows
+        for name, skew in (("even", 0.0), ("uneven", 1.6)):
+            ids = [(rand(count) * 2 * skew + torch.randn_like(x)).topk(top_k).indices.int() for x in logits]
+            us = replay_us([lambda i=i: experts.order_by_expert(i, count, block) for i in ids], repeat=4)
+            fullest = max(int(i.flatten().bincount(minlength=count).max()) for i in ids) * count / (tokens * top_k)
+            note = f"blocks of {block}, fullest {fullest:.1f} x mean"
+            line(f"order {tokens} tokens {name}", us, tokens * top_k * 3 * 4 / BANDWIDTH * 1e6, note)
+        buffers = [(rand(tokens * top_k, dim), rand(tokens, dim)) for _ in range(16 if tokens < 4096 else 2)]
+        out = torch.empty_like(buffers[0][1])
+        us = replay_us([lambda b=b: experts.combine(*b, out) for b in buffers])
+        line(f"combine {tokens} tokens", us, tokens * dim * 2 * (top_k + 2) / BANDWIDTH * 1e6)
+
+
 def sampling() -> None:
     vocab = 151936
     counters = torch.zeros(256, dtype=torch.int32, device="cuda")
@@ -364,7 +385,7 @@ def sampling() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="dense,decode,shared,prefill,moe,sample")
+    parser.add_argument("--only", default="dense,decode,shared,prefill,moe,order,sample")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--warm", default="0/0", help="i/n: compile the i-th of n shares and time nothing")
     options = parser.parse_args()
@@ -377,6 +398,7 @@ def main() -> None:
         "prefill": lambda: prefill_attention(options.sweep),
         "sample": sampling,
         "moe": lambda: moe_layers(options.sweep),
+        "order": ordering,
     }
     for name in options.only.split(","):
         started = time.perf_counter()

@@ -47,6 +47,9 @@ with 64 it saves 40% (H200)."""
 ONE_BLOCK_PAIRS = 4096
 """Pairs up to which one block orders them."""
 
+ORDER_PROGRAMS = 128
+"""Programs that order more: each reads the counts of all, so their number has a bound."""
+
 
 @triton.jit
 def _expert_gate_up(
@@ -206,7 +209,7 @@ def _order_in_one_block(
     CAPACITY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """``_count_experts``, ``_place_blocks`` and ``_scatter_pairs`` for few pairs, in one launch."""
+    """``_count_experts`` and ``_place_pairs`` for few pairs, in one launch."""
     at = tl.arange(0, BLOCK)
     inside = at < pairs
     e = tl.arange(0, EP)
@@ -228,39 +231,67 @@ def _order_in_one_block(
     tl.store(order_ptr + place, at, mask=inside)
 
 
-@triton.jit(do_not_specialize=["pairs"])
-def _count_experts(ids_ptr, counts_ptr, pairs, E: tl.constexpr, EP: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ids = tl.load(ids_ptr + at, mask=at < pairs, other=0)
-    # Bins past E take what the mask leaves out.
-    histogram = tl.histogram(tl.where(at < pairs, ids, EP - 1), EP)
-    e = tl.arange(0, EP)
-    tl.atomic_add(counts_ptr + e, histogram, mask=(e < E) & (histogram > 0), sem="relaxed")
-
-
-@triton.jit
-def _place_blocks(
-    counts_ptr, cursor_ptr, blocks_ptr, num_blocks_ptr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr
+@triton.jit(do_not_specialize=["pairs", "span"])
+def _count_experts(
+    ids_ptr, counts_ptr, pairs, span, E: tl.constexpr, EP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """Expert ``e``'s rows start at a multiple of BM; blocks_ptr[b] is the expert of block b."""
+    """counts_ptr [programs, E]: how many of the ``span`` pairs of each program chose each expert."""
+    first = tl.program_id(0) * span
     e = tl.arange(0, EP)
-    counts = tl.load(counts_ptr + e, mask=e < E, other=0)
+    counts = tl.zeros((EP,), tl.int32)
+    wait_for_predecessor(PDL)
+    for start in range(first, tl.minimum(first + span, pairs), BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        ids = tl.load(ids_ptr + at, mask=at < pairs, other=0)
+        # What lies past the end was counted as expert 0.
+        counts += tl.histogram(ids, EP) - tl.where(e == 0, tl.maximum(start + BLOCK - pairs, 0), 0)
+    tl.store(counts_ptr + tl.program_id(0) * E + e, counts, mask=e < E)
+
+
+@triton.jit(do_not_specialize=["pairs", "span"])
+def _place_pairs(
+    ids_ptr, counts_ptr, cursor_ptr, order_ptr, blocks_ptr, num_blocks_ptr, pairs, span, E: tl.constexpr,
+    EP: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, NB: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Expert ``e``'s rows start at a multiple of BM; within them the pairs of one program follow those of the one
+    before. Every program sums the counts of all, which spares a launch, and atomics contend within a program only.
+    Block b's expert goes to blocks_ptr[b].
+    """
+    program = tl.program_id(0)
+    e = tl.arange(0, EP)
+    counts = tl.zeros((EP,), tl.int32)
+    earlier = tl.zeros((EP,), tl.int32)
+    wait_for_predecessor(PDL)
+    for start in range(0, tl.num_programs(0), ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < tl.num_programs(0))[:, None] & (e < E)[None, :]
+        part = tl.load(counts_ptr + row[:, None] * E + e[None, :], mask=inside, other=0)
+        counts += tl.sum(part, axis=0)
+        earlier += tl.sum(tl.where((row < program)[:, None], part, 0), axis=0)
     blocks = (counts + BM - 1) // BM
     after = tl.cumsum(blocks, axis=0)
     before = after - blocks
-    tl.store(cursor_ptr + e, before * BM, mask=e < E)
-    tl.store(num_blocks_ptr, tl.sum(blocks, axis=0))
-    for i in range(0, tl.max(blocks, axis=0)):
-        tl.store(blocks_ptr + before + i, e, mask=(e < E) & (i < blocks))
-
-
-@triton.jit(do_not_specialize=["pairs"])
-def _scatter_pairs(ids_ptr, cursor_ptr, sorted_ptr, pairs, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < pairs
-    ids = tl.load(ids_ptr + at, mask=inside, other=0)
-    place = tl.atomic_add(cursor_ptr + ids, 1, mask=inside, sem="relaxed")
-    tl.store(sorted_ptr + place, at, mask=inside)
+    total = tl.sum(blocks, axis=0)
+    cursor_at = cursor_ptr + program * E
+    tl.store(cursor_at + e, before * BM + earlier, mask=e < E)
+    if program == 0:
+        tl.store(num_blocks_ptr, total)
+    tl.debug_barrier()  # the program's cursors stand before its atomics
+    first = program * span
+    for start in range(first, tl.minimum(first + span, pairs), BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        ids = tl.load(ids_ptr + at, mask=at < pairs, other=0)
+        place = tl.atomic_add(cursor_at + ids, 1, mask=at < pairs, sem="relaxed", scope="cta")
+        tl.store(order_ptr + place, at, mask=at < pairs)
+    # The programs share out the blocks, NB at a time: their experts, and the padding that ends an expert's last one.
+    for start in range(program * NB, total, tl.num_programs(0) * NB):
+        block = start + tl.arange(0, NB)
+        expert = tl.sum((after[None, :] <= block[:, None]).to(tl.int32), axis=1)
+        tl.store(blocks_ptr + block, expert, mask=block < total)
+        end = tl.sum(tl.where(e[None, :] == expert[:, None], (before * BM + counts)[None, :], 0), axis=1)
+        spot = block[:, None] * BM + tl.arange(0, BM)[None, :]
+        padding = (spot >= end[:, None]) & (block < total)[:, None]
+        tl.store(order_ptr + spot, tl.zeros((NB, BM), tl.int32) + pairs, mask=padding)
 
 
 @dataclass(slots=True)
@@ -268,7 +299,8 @@ class ExpertOrder:
     """(token, choice) pairs grouped by expert, each group padded to whole blocks."""
 
     pairs: torch.Tensor
-    """int32 [max blocks · block]: pair index token·top_k + choice; the padding holds the number of pairs"""
+    """int32 [max blocks · block]: pair index token·top_k + choice; the padding holds the number of pairs. Past the last
+    block nothing is written."""
     experts: torch.Tensor
     """int32 [max blocks]: expert of each block"""
     num_blocks: torch.Tensor
@@ -282,12 +314,11 @@ def order_by_expert(ids: torch.Tensor, num_experts: int, block: int) -> ExpertOr
     """
     pairs = ids.numel()
     device = ids.device
-    padded_experts = power_of_two(num_experts + 1)
     max_blocks = min(pairs, divide_up(pairs + min(num_experts, pairs) * (block - 1), block))
+    order = torch.empty(max_blocks * block, dtype=torch.int32, device=device)
+    experts = torch.empty(max_blocks, dtype=torch.int32, device=device)
     if pairs <= ONE_BLOCK_PAIRS:
         cursor = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
-        order = torch.empty(max_blocks * block, dtype=torch.int32, device=device)
-        experts = torch.empty(max_blocks, dtype=torch.int32, device=device)
         _order_in_one_block[(1,)](
             ids,
             cursor,
@@ -296,7 +327,7 @@ def order_by_expert(ids: torch.Tensor, num_experts: int, block: int) -> ExpertOr
             cursor[num_experts:],
             pairs,
             E=num_experts,
-            EP=padded_experts,
+            EP=power_of_two(num_experts + 1),
             BM=block,
             BLOCK=max(128, power_of_two(pairs)),
             CAPACITY=1024,
@@ -304,16 +335,30 @@ def order_by_expert(ids: torch.Tensor, num_experts: int, block: int) -> ExpertOr
             **pdl_options(device),
         )
         return ExpertOrder(order, experts, cursor[num_experts:], block)
-    # One fill for the counters, one for the padding.
-    scratch = torch.zeros(2 * num_experts + 1, dtype=torch.int32, device=device)
-    counts, cursor, num_blocks = scratch[:num_experts], scratch[num_experts:-1], scratch[-1:]
-    order = torch.full((max_blocks * block,), pairs, dtype=torch.int32, device=device)
-    experts = torch.empty(max_blocks, dtype=torch.int32, device=device)
-    step = 1024
-    grid = (divide_up(pairs, step),)
-    _count_experts[grid](ids, counts, pairs, E=num_experts, EP=padded_experts, BLOCK=step, num_warps=4)
-    _place_blocks[(1,)](counts, cursor, experts, num_blocks, E=num_experts, EP=padded_experts, BM=block, num_warps=4)
-    _scatter_pairs[grid](ids, cursor, order, pairs, BLOCK=step, num_warps=4)
+    step = 512
+    span = step * divide_up(pairs, step * ORDER_PROGRAMS)
+    programs = divide_up(pairs, span)
+    # Sized for all programs, so that the parts are aligned alike whatever the number of pairs: one kernel serves all.
+    scratch = torch.empty(2 * ORDER_PROGRAMS * num_experts + 1, dtype=torch.int32, device=device)
+    counts, cursor, num_blocks = scratch, scratch[ORDER_PROGRAMS * num_experts :], scratch[-1:]
+    sizes = {"E": num_experts, "EP": power_of_two(num_experts), "BLOCK": step, "num_warps": 8}
+    options = pdl_options(device)
+    _count_experts[(programs,)](ids, counts, pairs, span, **sizes, **options)
+    _place_pairs[(programs,)](
+        ids,
+        counts,
+        cursor,
+        order,
+        experts,
+        num_blocks,
+        pairs,
+        span,
+        BM=block,
+        ROWS=max(1, 8192 // power_of_two(num_experts)),
+        NB=16,
+        **sizes,
+        **options,
+    )
     return ExpertOrder(order, experts, num_blocks, block)
 
 
@@ -530,6 +575,22 @@ def _combine(
     tl.store(out_ptr + token * N + n, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+def combine(split: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor) -> None:
+    """out [T, D] = the sum of each token's rows of ``split`` [T · top_k, D], plus ``residual`` [T, D] if given."""
+    tokens, dim = out.shape
+    _combine[(tokens, divide_up(dim, 1024))](
+        split,
+        split if residual is None else residual,
+        out,
+        dim,
+        TOP_K=split.shape[0] // tokens,
+        BLOCK=1024,
+        RESIDUAL=residual is not None,
+        num_warps=4,
+        **pdl_options(out.device),
+    )
+
+
 def moe(
     x: torch.Tensor,
     gate_up: torch.Tensor,
@@ -566,17 +627,7 @@ def moe(
         out = torch.empty_like(x)
     _launch_grouped(source, Operand(gate_up, up_scales), hidden, order, weights, first, top_k, True)
     _launch_grouped(hidden, Operand(down, down_scales), Operand(split), order, weights, second, 1, False)
-    _combine[(tokens, divide_up(dim, 1024))](
-        split,
-        x if residual is None else residual,
-        out,
-        dim,
-        TOP_K=top_k,
-        BLOCK=1024,
-        RESIDUAL=residual is not None,
-        num_warps=4,
-        **pdl_options(x.device),
-    )
+    combine(split, residual, out)
     return out
 
 
