@@ -18,8 +18,9 @@ def rand(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (60, 4), (8, 2)])
 @pytest.mark.parametrize("renormalize", [True, False])
-def test_route(experts: int, top_k: int, renormalize: bool) -> None:
-    logits = torch.randn(77, experts, device="cuda")
+@pytest.mark.parametrize("tokens", [77, 1021, 2051])
+def test_route(experts: int, top_k: int, renormalize: bool, tokens: int) -> None:
+    logits = torch.randn(tokens, experts, device="cuda")
     logits[5] = 0.25
     ids, weights = route(logits, top_k, renormalize)
     p = logits.double().softmax(-1)

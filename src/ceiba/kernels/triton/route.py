@@ -10,6 +10,9 @@ import triton.language as tl
 
 from ceiba.kernels.triton.launch import divide_up, pdl_options, power_of_two, wait_for_predecessor
 
+MANY = 1024
+"""Tokens from which a program routes several: of 128 experts 14.2 to 2.5 µs at 1,024, 97 to 7.2 µs at 8,192 (H200)."""
+
 
 @triton.jit
 def _route_row(
@@ -77,6 +80,51 @@ def _route(
     _route_row(logits, e, ids_ptr + row * TOP_K, weights_ptr + row * TOP_K, E, EP, TOP_K, KP, RENORMALIZE)
 
 
+@triton.jit(do_not_specialize=["T"])
+def _route_rows(
+    logits_ptr,
+    ids_ptr,
+    weights_ptr,
+    T,
+    stride,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    TOP_K: tl.constexpr,
+    KP: tl.constexpr,
+    ROWS: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """``_route`` for ROWS tokens a program: the largest is taken TOP_K times, which costs a row a twentieth of the
+    instructions that comparing all pairs of experts does, but one after the other."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    e = tl.arange(0, EP)
+    j = tl.arange(0, KP)
+    live = (row < T)[:, None]
+    wait_for_predecessor(PDL)
+    mask = live & (e < E)[None, :]
+    logits = tl.load(logits_ptr + row[:, None] * stride + e[None, :], mask=mask, other=-float("inf")).to(tl.float32)
+    top = tl.max(logits, axis=1)
+    total = tl.sum(tl.exp(logits - top[:, None]), axis=1)
+    # NaN is not itself. What is taken, and what is past E, is NaN: it equals no maximum.
+    left = tl.where((e < E)[None, :] & (logits == logits), logits, float("nan"))  # noqa: PLR0124
+    ids = tl.zeros((ROWS, KP), tl.int32)
+    weights = tl.zeros((ROWS, KP), tl.float32)
+    for i in tl.static_range(TOP_K):
+        best = tl.max(left, axis=1)
+        index = tl.min(tl.where(left == best[:, None], e[None, :], E - 1), axis=1)
+        chosen = (j == i)[None, :]
+        ids = tl.where(chosen, index[:, None], ids)
+        weights = tl.where(chosen, tl.exp(best - top)[:, None], weights)
+        left = tl.where(e[None, :] == index[:, None], float("nan"), left)
+    if RENORMALIZE:
+        total = tl.sum(weights, axis=1)
+    at = row[:, None] * TOP_K + j[None, :]
+    inside = live & (j < TOP_K)[None, :]
+    tl.store(ids_ptr + at, ids, mask=inside)
+    tl.store(weights_ptr + at, weights / total[:, None], mask=inside)
+
+
 def route(logits: torch.Tensor, top_k: int, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax over experts, the ``top_k`` largest (lowest id among equals), weights summing to 1 if ``renormalize``.
 
@@ -85,7 +133,24 @@ def route(logits: torch.Tensor, top_k: int, renormalize: bool = True) -> tuple[t
     tokens, experts = logits.shape
     ids = torch.empty(tokens, top_k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
-    if tokens:
+    if tokens >= MANY:
+        rows = max(1, 1024 // power_of_two(experts))
+        _route_rows[(divide_up(tokens, rows),)](
+            logits,
+            ids,
+            weights,
+            tokens,
+            logits.stride(0),
+            E=experts,
+            EP=power_of_two(experts),
+            TOP_K=top_k,
+            KP=power_of_two(top_k),
+            ROWS=rows,
+            RENORMALIZE=renormalize,
+            num_warps=4,
+            **pdl_options(logits.device),
+        )
+    elif tokens:
         _route[(tokens,)](
             logits,
             ids,
