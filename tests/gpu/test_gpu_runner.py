@@ -88,6 +88,23 @@ def test_parity_however_work_is_cut(pair: tuple) -> None:
     assert driver.runner.stats()["graph_hits"] > 0
 
 
+def test_a_prompt_cached_but_for_its_last_token_is_a_decode_step(pair: tuple) -> None:
+    model, _, driver = pair
+    (text,) = prompts([90])
+    first = Request(text)
+    driver.run([first], 1)
+    again = [Request(list(text), prefix_slots=first.slots[:-1]) for _ in range(3)]
+    for request in again:  # a graph is captured when its size comes again
+        hits = driver.runner.stats()["graph_hits"]
+        driver.run([request], 1)
+    assert driver.runner.stats()["graph_hits"] > hits
+    driver.run(again, 3)
+    spec = LogprobSpec(output=True, prompt_start=1)  # needs a hidden state, which a captured step does not give
+    asked = Request(list(text), logprob=spec, prefix_slots=first.slots[:-1])
+    driver.run([asked], 2)
+    check(model, [*again, asked])
+
+
 def test_retraction(pair: tuple) -> None:
     model, _, driver = pair
     requests = [Request(prompt) for prompt in prompts([12, 30, 21])]

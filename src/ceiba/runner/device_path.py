@@ -216,7 +216,7 @@ class DevicePath:
 
     def forward(self, plan: StepPlan) -> Launched:
         count = plan.num_segments
-        if plan.num_prefill == 0 and plan.samples.all():
+        if self._decodes(plan):
             size = self.graphs.padded(count)
             return self._captured(plan, size) if size else self._eager(plan)
         running = count - plan.num_prefill
@@ -227,6 +227,13 @@ class DevicePath:
             if key is not None:
                 return self._logits(self.prefills.step(size, key))
         return self._eager(plan)
+
+    def _decodes(self, plan: StepPlan) -> bool:
+        """Whether a step can be a decode step: a token of each segment, all sampled. A prompt of which all but the last
+        token is cached is like a token that was generated, unless log-probabilities need its hidden state."""
+        if plan.num_tokens != plan.num_segments or not plan.samples.all():
+            return False
+        return all(self.rows.prompt(row) is None for row in plan.rows[: plan.num_prefill].tolist())
 
     def sample(self, launched: Launched, batch: SamplingBatch, masks: TokenMasks | None) -> DeviceSampled:
         return self.sampler.sample(launched.logits, launched.sample_rows, batch, self.rows, masks)

@@ -260,7 +260,6 @@ class ModelRunner:
     def _prompt_logprobs(self, handle: ForwardHandle) -> list[tuple[int, PromptBlock]]:
         """Of this step's prefill segments: the hidden state at position p predicts the prompt token at p + 1."""
         plan, found, offset = handle.plan, [], 0
-        assert handle.hidden is not None
         for index in range(plan.num_prefill):
             row, start, length = int(plan.rows[index]), int(plan.starts[index]), int(plan.lengths[index])
             asked = self.rows.prompt(row)
@@ -269,6 +268,7 @@ class ModelRunner:
                 continue
             spec, prompt = asked
             ids = self.rows.move(torch.as_tensor(np.asarray(spec.token_ids, np.int64))) if spec.token_ids else None
+            assert handle.hidden is not None
             if start == 0 and spec.prompt_start == 0:
                 found.append((row, self._first_position(spec.top, ids)))
             first, end = max(spec.prompt_start, start + 1), min(start + length + 1, len(prompt))
