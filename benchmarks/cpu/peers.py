@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -116,8 +117,8 @@ def run_llama(args: argparse.Namespace, path: str) -> dict[str, float]:
 
 
 class Vllm:
-    """A server for each model, started by the first round. Its default is 16-bit weights: it gets the dequantized model
-    as safetensors."""
+    """A server for each model, started by the first round, whose prefix cache is emptied before each. Its default is
+    16-bit weights: it gets the dequantized model as safetensors."""
 
     def __init__(self, args: argparse.Namespace, running: contextlib.ExitStack) -> None:
         self._args, self._running = args, running
@@ -130,6 +131,7 @@ class Vllm:
             found = {"start_s": server.seconds}
         else:
             server.resume()
+            urllib.request.urlopen(urllib.request.Request(server.url + "/reset_prefix_cache", method="POST")).close()
         try:
             return {**found, **through_http(self._args, server.url, "model")}
         finally:
@@ -145,6 +147,7 @@ class Vllm:
         command += ["--port", str(port), "--dtype", "bfloat16", "--max-model-len", "4096"]
         command += ["--served-model-name", "model"]
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+        os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # has a route that empties the cache
         return self._running.enter_context(serving(command, port, BUILD / "logs" / "vllm.log", limit=900))
 
 

@@ -77,7 +77,7 @@ CEIBA_INLINE int32_t word_at(const int16_t* q, int word) {
 template <bool HALVES>
 CEIBA_INLINE float sum_of(const BlockFacts& facts, int h) { return HALVES ? facts.sums[h] : facts.sum; }
 
-constexpr int PREFETCH_AHEAD = 2048;  // bytes
+constexpr int PREFETCH_AHEAD = 4096;  // bytes
 
 struct BlockScales {
   float scale[2][LANES], shift[2][LANES];
