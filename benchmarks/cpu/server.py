@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,12 +55,18 @@ def healthy(url: str) -> bool:
 
 @contextlib.contextmanager
 def serving(
-    command: Sequence[str], port: int, log: Path, health: str = "/health", limit: float = 600.0
+    command: Sequence[str],
+    port: int,
+    log: Path,
+    health: str = "/health",
+    limit: float = 600.0,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Run ``command`` until the block ends. Raises RuntimeError with the log's end when it dies or takes too long."""
+    """Run ``command`` until the block ends, ``environment`` beside ours. Raises RuntimeError with the log's end when it
+    dies or takes too long."""
     log.parent.mkdir(parents=True, exist_ok=True)
     url = f"http://127.0.0.1:{port}"
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     with open(log, "wb") as out:
         begun = time.monotonic()
         process = subprocess.Popen(
@@ -69,7 +75,7 @@ def serving(
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env=environment,
+            env={**inherited, **(environment or {})},
         )
     try:
         while not healthy(url + health):

@@ -249,8 +249,8 @@ def main() -> None:
             print(rows[-1])
             for kernel, part in kernels:
                 print(f"    {part:7.3f} ms  {kernel}", flush=True)
-            for where, count, spent in gaps:
-                print(f"    {spent:7.1f} µs  idle, {count:.1f} times: {where}", flush=True)
+            for where, times, gap in gaps:
+                print(f"    {gap:7.1f} µs  idle, {times:.1f} times: {where}", flush=True)
             scheduler.abort_all("measured")
             while not scheduler.idle:
                 scheduler.step(0.0)

@@ -16,7 +16,7 @@ from ceiba.checkpoint.opening import open_checkpoint
 from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.core.step import PrefixGroup
 from ceiba.runner.worker import ModelRunner
-from plan_driver import Driver, Request, make_config
+from plan_driver import Driver, Request, make_config, recorded
 from tiny_models import logits_of, reference
 
 pytestmark = pytest.mark.gpu
@@ -94,15 +94,60 @@ def test_a_prompt_cached_but_for_its_last_token_is_a_decode_step(pair: tuple) ->
     first = Request(text)
     driver.run([first], 1)
     again = [Request(list(text), prefix_slots=first.slots[:-1]) for _ in range(3)]
-    for request in again:  # a graph is captured when its size comes again
-        hits = driver.runner.stats()["graph_hits"]
+    decodes = driver.runner._device_path.graphs
+    for request in again:
+        hits = decodes.hits
         driver.run([request], 1)
-    assert driver.runner.stats()["graph_hits"] > hits
+        assert decodes.hits > hits
     driver.run(again, 3)
-    spec = LogprobSpec(output=True, prompt_start=1)  # needs a hidden state, which a captured step does not give
+    spec = LogprobSpec(output=True, prompt_start=0)  # of the prompt's positions none is left to compute
     asked = Request(list(text), logprob=spec, prefix_slots=first.slots[:-1])
-    driver.run([asked], 2)
-    check(model, [*again, asked])
+    hits = decodes.hits
+    driver.run([asked], 1)
+    assert decodes.hits > hits
+    beside = Request(list(text), prefix_slots=first.slots[:-1])
+    driver.grouping = lambda requests: [PrefixGroup(80, np.arange(len(requests), dtype=np.int32))]
+    driver.step([(beside, 1)], again)
+    driver.grouping = None
+    check(model, [*again, asked, beside])
+    for request in (*again, asked, beside, first):
+        driver.close(request)
+
+
+def test_prompt_logprobs_beside_decodes(pair: tuple) -> None:
+    """A captured mixed step holds its decode tokens first, its prompt's states behind them."""
+    _, path, graphs = pair
+    texts = prompts([20, 33, 41, 57])
+    spec = LogprobSpec(output=True, prompt_start=0)
+    found = []
+    for driver in (graphs, make(path, **EAGER)):
+        running = [Request(list(text)) for text in texts[:3]]
+        driver.run(running, 2)
+        for _ in range(2):  # a graph is captured when its size comes again
+            asked = Request(list(texts[3]), logprob=spec)
+            hits = driver.runner.stats()["graph_hits"]
+            output = driver.step([(asked, 100)], running)
+            values = output.prompt_logprobs[asked.row].values
+            driver.close(asked)
+        found.append((driver.runner.stats()["graph_hits"] - hits, values))
+        for request in running:
+            driver.close(request)
+    assert [hits for hits, _ in found] == [1, 0]
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-3)
+
+
+def test_results_stay_for_some_steps(pair: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, driver = pair
+    requests = [Request(prompt) for prompt in prompts([12, 30])]
+    driver.run(requests, 2)
+    spy, late = recorded(driver.runner.sample)
+    monkeypatch.setattr(driver.runner, "sample", spy)
+    seen = [driver.step([], requests).tokens.tolist() for _ in range(8)]
+    for result in late:
+        result._output = None  # read again where the device wrote it
+    assert [result.wait().tokens.tolist() for result in late] == seen
+    for request in requests:
+        driver.close(request)
 
 
 def test_retraction(pair: tuple) -> None:

@@ -6,7 +6,7 @@ import gpu_reference as ref
 import pytest
 import torch
 
-from ceiba.kernels.triton.moe import GroupedShape, moe, moe_small, order_by_expert
+from ceiba.kernels.triton.moe import GroupedShape, moe, moe_small
 from ceiba.kernels.triton.route import norm_route, route
 
 B = torch.bfloat16
@@ -44,23 +44,6 @@ def test_norm_route(tokens: int) -> None:
     values, order = logits.topk(8, -1)
     assert torch.equal(ids.long(), order)
     assert ref.error(weights, values.softmax(-1)) < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("tokens", "top_k", "experts", "block"), [(1, 8, 128, 16), (64, 8, 128, 16), (700, 8, 128, 64), (90, 2, 5, 128)]
-)
-def test_order_by_expert(tokens: int, top_k: int, experts: int, block: int) -> None:
-    ids = torch.rand(tokens, experts, device="cuda").topk(top_k, -1).indices.int()
-    order = order_by_expert(ids, experts, block)
-    blocks = int(order.num_blocks)
-    flat = ids.flatten().tolist()
-    seen = []
-    for b in range(blocks):
-        members = [p for p in order.pairs[b * block : (b + 1) * block].tolist() if p < len(flat)]
-        assert members
-        assert all(flat[p] == int(order.experts[b]) for p in members)
-        seen += members
-    assert sorted(seen) == list(range(len(flat)))
 
 
 @pytest.mark.parametrize(("experts", "dim", "inner", "top_k"), [(128, 2048, 768, 8), (8, 512, 320, 2)])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ceiba.kernels.triton.move import Matrices, move_rows
+from ceiba.kernels.triton.step import pull
 
 
 def matrices(tensors: list[torch.Tensor]) -> Matrices:
@@ -68,3 +69,12 @@ def test_no_rows() -> None:
     none = torch.empty(0, dtype=torch.int32, device=ref.DEVICE)
     move_rows(matrices([data]), matrices([data]), none, none, 16)
     assert torch.equal(data.cpu(), before)
+
+
+@pytest.mark.parametrize("count", [1, 31, 1024, 1025, 5000])
+def test_a_steps_inputs_arrive(count: int) -> None:
+    source = torch.randint(-(2**31), 2**31 - 1, (count,), dtype=torch.int32)
+    target = torch.full((count + 64,), -7, dtype=torch.int32, device=ref.DEVICE)
+    pull(source if ref.DEVICE == "cpu" else source.pin_memory(), target[:count])
+    assert torch.equal(target[:count].cpu(), source)
+    assert (target[count:] == -7).all()

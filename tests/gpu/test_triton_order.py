@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ceiba.kernels.triton import moe
+from ceiba.kernels.triton import route as route_module
 from ceiba.kernels.triton.moe import ONE_BLOCK_PAIRS, combine, order_by_expert
 
 POISON = -7
@@ -86,6 +87,30 @@ def test_few_programs(monkeypatch: pytest.MonkeyPatch, programs: int) -> None:
     monkeypatch.setattr(moe, "ORDER_PROGRAMS", programs)
     for routing in ("even", "uneven"):
         check(choose(2111, 4, 20, routing), 20, 32)
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("tokens", [1, 64, 511, 512, 513])
+def test_sizes_of_a_model(tokens: int) -> None:
+    for routing in ("even", "uneven"):
+        check(choose(tokens, 8, 128, routing), 128, 16)
+
+
+def test_broken_logits_choose_experts_that_exist() -> None:
+    """Whatever a row holds, its ids index tables of experts; sound rows beside it choose as ever."""
+    logits = torch.randn(route_module.MANY + 3, 128, device=ref.DEVICE)
+    logits[2] = float("nan")
+    logits[3, 5] = float("nan")
+    logits[4] = -float("inf")
+    logits[5, 7:] = -float("inf")
+    logits[6, 3] = float("inf")
+    logits[7, :] = 1.0
+    ids, _ = route_module.route(logits, 8)
+    assert int(ids.min()) >= 0
+    assert int(ids.max()) < 128
+    assert ids[7].tolist() == list(range(8))
+    sound = [0, 1, *range(8, len(logits))]
+    assert torch.equal(ids[sound].long(), logits[sound].sort(dim=-1, descending=True, stable=True).indices[:, :8])
 
 
 @pytest.mark.skipif(ref.DEVICE == "cpu", reason="needs a device")

@@ -212,7 +212,7 @@ class Runner(Protocol):
         """Launch the forward pass; returns without waiting for the device."""
 
     def sample(self, handle: StepHandle, masks: TokenMasks | None) -> StepResult:
-        """Launch sampling for the segments that end in a token, and the copy of the values to the host."""
+        """Launch sampling for the segments that end in a token, and what brings the values to the host."""
 
     def stats(self) -> dict[str, float]:
         """Counters for metrics and /server_info: forwards, tokens, graph hits."""

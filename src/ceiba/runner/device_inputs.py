@@ -1,4 +1,4 @@
-"""A step's arrays on a CUDA device, sent in one copy: of any shape for eager steps, at fixed places for captured ones.
+"""A step's arrays on a CUDA device, sent at once: of any shape for eager steps, at fixed places for captured ones.
 
 Knows plans, never models or sampling. Its counterpart on the CPU, where nothing is copied, is ``runner.inputs``.
 """

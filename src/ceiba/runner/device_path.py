@@ -63,7 +63,7 @@ class Launched:
     logits: Tensor
     """[S, vocab]"""
     hidden: Tensor | None
-    """[T, hidden]; None for a captured step"""
+    """[T or more, hidden], the plan's prefill tokens first, in its order; None for a captured decode step"""
     sample_rows: Tensor
     """int32 [S]"""
 
@@ -216,24 +216,23 @@ class DevicePath:
 
     def forward(self, plan: StepPlan) -> Launched:
         count = plan.num_segments
-        if self._decodes(plan):
+        if plan.num_tokens == count and plan.samples.all():
+            # A prompt that is cached but for its last token is like a token that was generated: whatever is asked of
+            # the prompt was computed before it.
             size = self.graphs.padded(count)
-            return self._captured(plan, size) if size else self._eager(plan)
+            if size or not plan.num_prefill:
+                return self._captured(plan, size) if size else self._eager(plan)
         running = count - plan.num_prefill
         decode = next((size for size in (0, *self._mixed_sizes) if size >= running), None)
         size = 0 if decode is None else self.prefills.padded(max(plan.num_tokens, decode))
         if size and decode is not None and plan.samples[plan.num_prefill :].all():
             key = self._plan_prefill(plan, size, decode)
             if key is not None:
-                return self._logits(self.prefills.step(size, key))
+                hidden = self.prefills.step(size, key)
+                launched = self._logits(hidden)
+                launched.hidden = hidden[running:]  # tokens of decode segments stand first there
+                return launched
         return self._eager(plan)
-
-    def _decodes(self, plan: StepPlan) -> bool:
-        """Whether a step can be a decode step: a token of each segment, all sampled. A prompt of which all but the last
-        token is cached is like a token that was generated, unless log-probabilities need its hidden state."""
-        if plan.num_tokens != plan.num_segments or not plan.samples.all():
-            return False
-        return all(self.rows.prompt(row) is None for row in plan.rows[: plan.num_prefill].tolist())
 
     def sample(self, launched: Launched, batch: SamplingBatch, masks: TokenMasks | None) -> DeviceSampled:
         return self.sampler.sample(launched.logits, launched.sample_rows, batch, self.rows, masks)

@@ -4,7 +4,6 @@ is the reference, with the noise of ``runner.noise``. Knows segments, never requ
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -14,20 +13,20 @@ from ceiba.kernels.triton.sample import choose, thresholds
 from ceiba.kernels.triton.step import end_step, noise_keys
 from ceiba.runner.rows import Rows, SamplingBatch
 from ceiba.runner.sampler import edit
-from ceiba.runner.staging import DEPTH
+from ceiba.runner.staging import ALIGNMENT, DEPTH
 
 Tensor = torch.Tensor
 
-RESULTS_KEPT = 4 * DEPTH
-"""Results that stay allocated, since the device may still write to one that nobody waits for any more. Fewer steps are
-under way: their inputs are staged in three buffers, each with room for DEPTH."""
+RESULTS = 4 * DEPTH
+"""Results in rotation. Fewer steps are under way or not yet read: their inputs are staged in three buffers, each with
+room for DEPTH."""
 
 
 @dataclass(slots=True)
 class DeviceSampled:
     result: Tensor
-    """int32 [2, S] in pinned host memory, filled when the device comes to it: tokens, and keys of ``sampler.FAULTS`` or
-    0"""
+    """int32 [2, S] in pinned host memory, filled when the device comes to it, and again RESULTS steps later: tokens,
+    and keys of ``sampler.FAULTS`` or 0"""
     tokens: Tensor
     """int64 [S], unspecified for rows at fault"""
     raw: Tensor | None
@@ -37,7 +36,9 @@ class DeviceSampled:
 class DeviceSampler:
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._counters = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self._results: deque[Tensor] = deque(maxlen=RESULTS_KEPT)
+        width = -(-2 * max_rows // ALIGNMENT) * ALIGNMENT
+        self._results = torch.empty(RESULTS, width, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._turn = 0
 
     def sample(
         self, logits: Tensor, sample_rows: Tensor, batch: SamplingBatch, rows: Rows, masks: TokenMasks | None
@@ -62,8 +63,8 @@ class DeviceSampler:
                 cut, last = thresholds(edited, draws.limited, *draws.limits)
             tokens, best, _ = choose(edited, self._counters, draws.temperature, keys, cut, last)
         raw_best = best if raw_best is None else raw_best
-        result = torch.empty(2, len(tokens), dtype=torch.int32, pin_memory=logits.is_cuda)
-        self._results.append(result)
+        self._turn = (self._turn + 1) % RESULTS
+        result = self._results[self._turn, : 2 * len(tokens)].view(2, len(tokens))
         end_step(sample_rows, tokens, raw_best, best, rows.last_token, rows.out_pos, result)
         if batch.penalties is not None:
             drawn = rows.last_token.index_select(0, sample_rows.index_select(0, batch.penalties.segments))

@@ -1,5 +1,5 @@
-"""Sampled values as the scheduler takes them; from an accelerator they are on their way, copies launched at once and
-waited for when the scheduler asks.
+"""Sampled values as the scheduler takes them; from an accelerator they are on their way, tokens written by a kernel and
+the rest copied at once, and waited for when the scheduler asks.
 
 Knows device tensors and the step contract, never logits or models.
 """
@@ -55,7 +55,8 @@ class ReadyResult:
 
 
 class PendingResult:
-    """See ``core.step.StepResult``: of values on an accelerator, whose copies are launched here."""
+    """See ``core.step.StepResult``: of values on an accelerator, of which what a kernel does not write to the host is
+    copied here."""
 
     def __init__(self, values: DeviceValues) -> None:
         assert values.packed is not None  # a kernel writes tokens and faults where the host reads them

@@ -178,7 +178,7 @@ class Rows:
             self.out_pos[one.row].fill_(len(one.tokens) - one.prompt_len)
 
     def _send(self, opened: Sequence[RowOpen], staging: Staging) -> None:
-        """Slots and positions of all rows opened in a step, in one copy and one launch."""
+        """Slots and positions of all rows opened in a step, in one transfer and one launch."""
         from ceiba.kernels.triton.step import open_rows
 
         total = sum(len(one.prefix_slots) for one in opened)

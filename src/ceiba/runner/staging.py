@@ -1,7 +1,7 @@
 """Host memory on its way to the device: pinned buffers in rotation, one asynchronous transfer for many arrays.
 
-The device buffer keeps its address, so that captured graphs can read it. A host buffer is filled again
-only after its last copy has left it, which the steady state never waits for. Knows integers, never what they mean.
+The device buffer keeps its address, so that captured graphs can read it. A host buffer is filled again, or given up,
+only after its last transfer has left it, which the steady state never waits for. Knows integers, never what they mean.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 Tensor = torch.Tensor
 
 DEPTH = 3
-"""Host buffers in rotation: one being filled, one whose copy waits behind a running step, one spare."""
+"""Host buffers in rotation: one being filled, one whose transfer waits behind a running step, one spare."""
 
 
 ALIGNMENT = 32
@@ -53,6 +53,8 @@ class Staging:
         if size > len(self.target):
             if self._fixed:
                 raise RuntimeError(f"a captured step needs {size} integers of a buffer of {len(self.target)}")
+            for event in self._copied:
+                event.synchronize()  # the allocator does not know that a kernel reads the buffers
             self._reserve(max(size, 2 * len(self.target)))
         self._turn = (self._turn + 1) % DEPTH
         if self._copied:

@@ -60,7 +60,7 @@ class ForwardHandle:
     logits: torch.Tensor
     """[sum of the plan's lanes, vocab]"""
     hidden: torch.Tensor | None
-    """[T, hidden]; None for a captured decode step"""
+    """[T or more, hidden], prefill tokens first, in the plan's order; None for a captured decode step"""
     launched: Any = None
     """What ``DevicePath`` keeps between the two halves of a step"""
 
@@ -268,12 +268,12 @@ class ModelRunner:
                 continue
             spec, prompt = asked
             ids = self.rows.move(torch.as_tensor(np.asarray(spec.token_ids, np.int64))) if spec.token_ids else None
-            assert handle.hidden is not None
             if start == 0 and spec.prompt_start == 0:
                 found.append((row, self._first_position(spec.top, ids)))
             first, end = max(spec.prompt_start, start + 1), min(start + length + 1, len(prompt))
             for at in range(first, end, self._prompt_block):
                 stop = min(at + self._prompt_block, end)
+                assert handle.hidden is not None  # a decode step has no position of a prompt
                 states = handle.hidden[begin + at - 1 - start : begin + stop - 1 - start]
                 targets = self.rows.move(torch.from_numpy(prompt[at:stop].astype(np.int64)))
                 block = prompt_block(at, self.model.logits(states).float(), targets, spec.top, ids)
@@ -305,7 +305,10 @@ class ModelRunner:
         return dict(self._stats)
 
     def close(self) -> None:
-        """Drop what holds device memory. The runner cannot be used afterwards."""
+        """Drop what holds device memory, and host memory that a step under way may use. The runner cannot be used
+        afterwards."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         self._device_path = self._host_path = self.inputs = None
         del self.model, self.pool, self.rows, self.attention
         if self.device.type == "cuda":

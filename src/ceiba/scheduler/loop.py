@@ -300,13 +300,18 @@ class Scheduler:
             seconds = now - max(flight.launched_at, self._device_free_at)
             self.counters.forward_seconds += seconds
             self._device_free_at = now
-            if self.hicache is not None and flight.plan.num_prefill - flight.plan.num_jumps == flight.plan.num_segments:
-                self.hicache.cost.computed(flight.plan.num_tokens, seconds)
+            if self.hicache is not None:
+                self._observe_cost(self.hicache, flight.plan, seconds)
             if self.admission.pacer is not None:
                 decode = flight.plan.num_segments - flight.plan.num_prefill
                 self.admission.pacer.observe(flight.plan.num_tokens - decode, decode, seconds)
             for request, finish in self.results.apply(flight, output):
                 self._end(request, finish)
+
+    def _observe_cost(self, hicache: HiCache, plan: StepPlan, seconds: float) -> None:
+        """What computing takes, by steps that computed prompts alone: the last token of a cached one says nothing."""
+        if plan.num_prefill - plan.num_jumps == plan.num_segments < plan.num_tokens:
+            hicache.cost.computed(plan.num_tokens, seconds)
 
     def _masks(self, flight: Flight) -> TokenMasks | None:
         """Grammar masks of the rows that are sampled and still alive, now that their previous token is applied."""

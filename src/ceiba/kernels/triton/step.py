@@ -23,7 +23,9 @@ def _pull(source_ptr, target_ptr, count, BLOCK: tl.constexpr):
 
 def pull(source: torch.Tensor, target: torch.Tensor) -> None:
     """Copy int32 [N] from pinned host memory. The device's copy engine would have to wait for the kernels before it,
-    and those behind it for the engine, which takes longer than reading some kilobytes across the link."""
+    and those behind it for the engine, which takes longer than reading some kilobytes across the link. A kernel that
+    is launched plainly (``begin_step``, ``open_rows``) has to stand between this and those that may start early, since
+    they read a step's metadata before they wait."""
     _pull[(divide_up(len(source), PULL_BLOCK),)](source, target, len(source), BLOCK=PULL_BLOCK)
 
 
