@@ -117,7 +117,7 @@ inline void share_chunks(const Input& in, int64_t tokens, int64_t steps, int64_t
 // out [tokens, stride] (+)= in · wᵀ + bias, shared among the team. Several matrices stand side by side in `out`.
 inline void product(const Matrix* const* stack, int count, const Input& in, int64_t tokens, float* out, int64_t stride,
                     Epilogue epilogue, int64_t* next, int threads) {
-  const int64_t run = in.tiled.values ? 2 : 1;  // panels at once
+  const int64_t run = in.tiled.values || (PANEL_PAIRS && in.packed.wide && tokens >= PAIR_ROWS) ? 2 : 1;  // panels at once
   int64_t steps = 0;
   for (int i = 0; i < count; i++) steps += (stack[i]->panels() + run - 1) / run;
   share_chunks(in, tokens, steps, next, threads, [&](int64_t step, int64_t row, int m) {

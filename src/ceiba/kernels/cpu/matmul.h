@@ -226,12 +226,21 @@ struct Panel {
   int64_t at;
 };
 
-// Two panels at once, which tiles multiply faster than one after the other.
+// Two panels at once, which tiles and wide registers multiply faster than one after the other.
 inline void panel_products(const Panel (&panel)[2], const Input& in, int m, float* const (&acc)[2]) {
-#if defined(CEIBA_TILES)
   const Matrix &a = *panel[0].w, &b = *panel[1].w;
+  const uint8_t* const both[] = {a.data + panel[0].at * a.panel_bytes(), b.data + panel[1].at * b.panel_bytes()};
+  if (PANEL_PAIRS && m >= PAIR_ROWS && in.packed.wide && !in.tiled.values && a.kind == b.kind && format_of(a.kind).quantized) {
+    switch (a.kind) {
+#define CASE(K) \
+  case Kind::K: return wide_pairs<Kind::K>(both, in.packed, a.cols, m, acc);
+      CEIBA_EACH_QUANT(CASE)
+#undef CASE
+      default: break;
+    }
+  }
+#if defined(CEIBA_TILES)
   if (in.tiled.values && a.kind == b.kind && a.kind != Kind::F32) {
-    const uint8_t* const both[] = {a.data + panel[0].at * a.panel_bytes(), b.data + panel[1].at * b.panel_bytes()};
     switch (a.kind) {
 #define CASE(K) \
   case Kind::K: return panel_tiles<Kind::K, 2>(both, in.tiled, a.cols, m, acc);

@@ -195,9 +195,90 @@ __attribute__((noinline)) void wide_first(PanelAt& panel, WideBlocks& w, int64_t
 
 #if defined(__AVX512F__)
 constexpr int WIDE_ROWS = 12;
+constexpr bool PANEL_PAIRS = true;  // registers hold the sums of two panels
 #else
-constexpr int WIDE_ROWS = 6;      // 12 accumulators either way
+constexpr int WIDE_ROWS = 6;        // 12 accumulators either way
+constexpr bool PANEL_PAIRS = false;
 #endif
+
+// acc[p] [MT, 16] += x · (decoded blocks of panel p)ᵀ. An activation that is read meets two panels: of one it would be the
+// processor's loads that decide, since every product needs one. A row's bits are those that one panel at a time gives.
+template <bool SIGNED, bool HALVES, int MT>
+__attribute__((noinline)) void wide_pair(const WideBlocks* w, int64_t blocks, const int16_t* q, const BlockFacts* facts,
+                                         int64_t cols, float* const (&acc)[2]) {
+  constexpr int PARTS = HALVES ? 2 : 1, WORDS = 16 / PARTS;
+  constexpr int STEP = 3;  // rows that one address reaches with a multiple of the distance between rows
+  for (int64_t b = 0; b < blocks; b++, q += 32) {
+    const int16_t* at[(MT + STEP - 1) / STEP];
+    int64_t stride = cols;
+    asm("" : "+r"(stride));
+    CEIBA_UNROLL
+    for (int i = 0; i < (MT + STEP - 1) / STEP; i++) {
+      at[i] = q + STEP * i * cols;
+      asm("" : "+r"(at[i]));
+    }
+    CEIBA_UNROLL
+    for (int h = 0; h < PARTS; h++) {
+      vi sum[MT][2][NV] = {};
+      CEIBA_UNROLL
+      for (int word = WORDS * h; word < WORDS * (h + 1); word++) {
+        vi pair[2][NV];
+        CEIBA_UNROLL
+        for (int v = 0; v < NV; v++)
+          for (int p = 0; p < 2; p++) pair[p][v] = load_words(w[p].pairs[b][word] + v * W);
+        CEIBA_UNROLL
+        for (int i = 0; i < MT; i++) {
+          int32_t x = word_at(at[i / STEP] + i % STEP * stride, word);
+          CEIBA_UNROLL
+          for (int v = 0; v < NV; v++)
+            for (int p = 0; p < 2; p++) sum[i][p][v] = pair_step(sum[i][p][v], pair[p][v], x);
+        }
+      }
+      CEIBA_UNROLL
+      for (int i = 0; i < MT; i++) {
+        const BlockFacts& known = facts[i * (cols / 32) + b];
+        float d = known.scale, x_sum = sum_of<HALVES>(known, h);
+        CEIBA_UNROLL
+        for (int v = 0; v < NV; v++)
+          for (int p = 0; p < 2; p++) {
+            float* to = acc[p] + i * LANES + v * W;
+            const BlockScales& by = w[p].scales[b];
+            store(to, fold<SIGNED>(load(to), to_float(sum[i][p][v]), load(by.scale[h] + v * W), load(by.shift[h] + v * W),
+                                   d, x_sum));
+          }
+      }
+    }
+  }
+}
+
+constexpr int PAIR_DEPTH = DEPTH / 2;  // columns decoded at a time of each of two panels
+constexpr int PAIR_ROWS = 8;           // rows from which that is faster
+
+// acc[p] [m, 16] += x · (panel p)ᵀ, for at least four rows, the first of which decode both panels.
+template <Kind K>
+void wide_pairs(const uint8_t* const (&panel)[2], const PackedRows& x, int64_t cols, int m, float* const (&acc)[2]) {
+  using C = Codec<K>;
+  WideBlocks w[2];
+  PanelAt at[2] = {{panel[0], panel[0] + C::HEAD, 0}, {panel[1], panel[1] + C::HEAD, 0}};
+  for (int64_t k0 = 0; k0 < cols; k0 += PAIR_DEPTH) {
+    int64_t blocks = lmin(PAIR_DEPTH, cols - k0) / 32;
+    const int16_t* q = x.wide + k0;
+    const BlockFacts* facts = x.facts + k0 / 32;
+    for (int p = 0; p < 2; p++) wide_first<K, 4>(at[p], w[p], blocks, q, facts, cols, acc[p]);
+    int row = 4;
+    auto rows = [&](auto count) {
+      constexpr int MT = decltype(count)::value;
+      for (; row + MT <= m; row += MT) {
+        float* const to[] = {acc[0] + row * LANES, acc[1] + row * LANES};
+        wide_pair<C::SIGNED, C::HALVES, MT>(w, blocks, q + row * cols, facts + row * cols / 32, cols, to);
+      }
+    };
+    rows(Count<WIDE_ROWS>{});
+    rows(Count<4>{});
+    rows(Count<2>{});
+    rows(Count<1>{});
+  }
+}
 
 // acc [MT, 16] += x · panelᵀ
 template <Kind K, int MT>
