@@ -114,11 +114,19 @@ inline void share_chunks(const Input& in, int64_t tokens, int64_t steps, int64_t
   });
 }
 
+// Panels of a task: two where they multiply faster together and each thread still gets several tasks.
+inline int64_t panels_at_once(const Input& in, int64_t panels, int64_t tokens, int threads) {
+  if (in.tiled.values) return 2;
+  const int64_t chunks = (tokens + row_chunk(in) - 1) / row_chunk(in);
+  return PANEL_PAIRS && in.packed.wide && tokens >= PAIR_ROWS && panels * chunks >= 8 * threads ? 2 : 1;
+}
+
 // out [tokens, stride] (+)= in · wᵀ + bias, shared among the team. Several matrices stand side by side in `out`.
 inline void product(const Matrix* const* stack, int count, const Input& in, int64_t tokens, float* out, int64_t stride,
                     Epilogue epilogue, int64_t* next, int threads) {
-  const int64_t run = in.tiled.values || (PANEL_PAIRS && in.packed.wide && tokens >= PAIR_ROWS) ? 2 : 1;  // panels at once
-  int64_t steps = 0;
+  int64_t panels = 0, steps = 0;
+  for (int i = 0; i < count; i++) panels += stack[i]->panels();
+  const int64_t run = panels_at_once(in, panels, tokens, threads);
   for (int i = 0; i < count; i++) steps += (stack[i]->panels() + run - 1) / run;
   share_chunks(in, tokens, steps, next, threads, [&](int64_t step, int64_t row, int m) {
     const Matrix* const* at = stack;
