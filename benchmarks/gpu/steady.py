@@ -2,17 +2,20 @@
 scheduler and runner in this process, dummy weights, prompts of random tokens.
 
     PYTHONPATH=src python benchmarks/gpu/steady.py [--models 8b,30b] [--batches 64,256] [--flags fp8,kv8] [--chunk 1280]
+        [--prompt-every 4]
 
 Busy share: the union of all kernel and copy intervals over the span from the first to the last of the profiled steps.
 Host: wall time of a step outside of waiting for results, split into what the runner launches and what the scheduler
 plans and applies. Waits: calls in which the host waited for the device, by name; in a steady state only the one for the
 step before last. With ``--chunk``, prompts wait at every step, which then decodes and computes so many tokens in all.
+With ``--prompt-every N`` a prompt arrives behind every N steps and is computed before the next one, as online.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import time
 from collections import Counter
 from typing import Any
@@ -31,6 +34,8 @@ from ceiba.scheduler.loop import Scheduler
 
 STEPS = 40
 PROFILED = 12
+ARRIVALS = itertools.count(1_000_000)
+"""No prompt comes twice, or it would be found in the cache."""
 
 
 class Port:
@@ -145,12 +150,27 @@ def fill(scheduler: Scheduler, port: Port, batch: int, context: int, new: int) -
         scheduler.step()
 
 
-def timed(scheduler: Scheduler, runner: Clocked) -> dict[str, float]:
+class Arrivals:
+    """A prompt of ``context`` tokens with one token to come, behind every ``every`` steps; 0: never."""
+
+    def __init__(self, port: Port, context: int, every: int) -> None:
+        self.port, self.context, self.every = port, context, every
+        self.left = every
+
+    def step(self, scheduler: Scheduler) -> None:
+        self.left -= 1
+        if self.left == 0:
+            number, self.left = next(ARRIVALS), self.every
+            send(self.port, [f"arrival-{number}"], self.context, 1, seed=number)
+        scheduler.step()
+
+
+def timed(scheduler: Scheduler, runner: Clocked, arrivals: Arrivals) -> dict[str, float]:
     """Milliseconds of a step."""
     runner.reset()
     begun = time.perf_counter()
     for _ in range(STEPS):
-        scheduler.step()
+        arrivals.step(scheduler)
     total = time.perf_counter() - begun
     unit = 1e3 / STEPS
     own = total - runner.launching - runner.waiting
@@ -186,13 +206,13 @@ def idle(device: list[tuple[float, float, str]]) -> list[tuple[str, float, float
 
 
 def profiled(
-    scheduler: Scheduler,
+    scheduler: Scheduler, arrivals: Arrivals
 ) -> tuple[float, list[tuple[str, float]], list[tuple[str, float, float]], Counter[str]]:
     """(busy share of the span, kernels with their milliseconds a step, idle times, waits of the host by name)."""
     # The device alone: recording the host's operations as well would slow it.
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(PROFILED):
-            scheduler.step()
+            arrivals.step(scheduler)
         torch.cuda.synchronize()
     device, times, waits = [], Counter[str](), Counter[str]()
     for event in found.events():
@@ -216,6 +236,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--flags", default="", help="fp8: eight-bit weights; kv8: eight-bit KV cache")
     parser.add_argument("--chunk", type=int, default=0, help="tokens of a step, filled up from waiting prompts")
+    parser.add_argument("--prompt-every", type=int, default=0, metavar="STEPS", help="a prompt arrives so often")
     parser.add_argument("--device", default="cuda", help="cpu: to try this script; no busy share")
     options = parser.parse_args()
     flags = set(filter(None, options.flags.split(",")))
@@ -235,12 +256,16 @@ def main() -> None:
                 send(port, [f"{batch}-new-{index}" for index in range(count)], options.context, 1)
                 for _ in range(8):
                     scheduler.step()
-            spent = timed(scheduler, runner)
+            arrivals = Arrivals(port, options.context, options.prompt_every)
+            for _ in range(8 if options.prompt_every else 0):  # compile and capture
+                arrivals.step(scheduler)
+            spent = timed(scheduler, runner, arrivals)
             share, kernels, gaps, waits = 0.0, [], [], Counter[str]()
             if options.device != "cpu":
-                share, kernels, gaps, waits = profiled(scheduler)
+                share, kernels, gaps, waits = profiled(scheduler, arrivals)
             seen = ", ".join(f"{what} {count / PROFILED:.1f}" for what, count in waits.items())
             what = [name, *sorted(flags), *([f"mixed {options.chunk}"] if options.chunk else [])]
+            what += [f"a prompt every {options.prompt_every}"] if options.prompt_every else []
             rows.append(
                 f"| {' '.join(what)} | {batch} | {spent['prompt']:.0f} | "
                 f"{spent['step']:.3f} | {spent['captured']:.0%} | {share:.1%} | "

@@ -26,9 +26,9 @@ def folder() -> Path:
         return target
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as temporary:
+        # pip reads the archive's metadata, for which it fetches a build backend; nothing is compiled.
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
-        # The archive's metadata is not wanted, so no build backend needs to run: isolation off keeps that cheap.
-        command += ["--no-build-isolation", "-d", temporary, REQUIREMENT]
+        command += ["-d", temporary, REQUIREMENT]
         try:
             got = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         except subprocess.TimeoutExpired:
