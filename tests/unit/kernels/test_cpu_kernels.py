@@ -82,6 +82,29 @@ def test_linear_matches_float64(isa: str, kind: str, m: int, fixed: bool) -> Non
         assert error < bound, (int8, error)
 
 
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("kind", QUANTS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_many_rows_of_a_wide_matrix_have_the_bits_of_each_alone(isa: str, kind: str, threads: int) -> None:
+    """Wide enough for tasks of two panels, an odd number of them and a part of one; rows in every remainder."""
+    rng = np.random.default_rng()
+    context = cpu._cpu.Context(threads, isa, fixed_order=True)
+    rows, cols = 16 * 18 + int(rng.integers(1, 16)), 256 * int(rng.integers(1, 4))
+    source, weight = random_blocks(kind, rows, cols, rng)
+    matrix = packed(context, kind, source, rows, cols)
+    x = rng.normal(size=(80, cols)).astype(np.float32)
+    alone = np.full((len(x), rows), np.nan, np.float32)
+    for i in range(len(x)):
+        cpu._cpu.linear(context, matrix, x[i : i + 1], alone[i : i + 1], False)
+    expected = x.astype(np.float64) @ weight.T.astype(np.float64)
+    size = np.linalg.norm(np.sqrt(x.astype(np.float64) ** 2 @ weight.T.astype(np.float64) ** 2))
+    assert np.linalg.norm(alone - expected) / size < 1e-4
+    for m in (8, 9, 11, 14, 16, 31, 64, 65, 80):
+        out = np.full((m, rows), np.nan, np.float32)
+        cpu._cpu.linear(context, matrix, x[:m], out, False)
+        np.testing.assert_array_equal(out, alone[:m])
+
+
 def reference_attention(q, k_pool, v_pool, table, rows, starts, lengths, scale):
     """float64 softmax attention, one segment at a time."""
     outs, at = [], 0
