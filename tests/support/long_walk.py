@@ -22,6 +22,7 @@ from ceiba.cache.ledger import assert_ledger
 from ceiba.core.messages import Control, ids_to_bytes
 from ceiba.core.sampling import LogprobSpec
 from ceiba.scheduler import policy
+from ceiba.scheduler.costs import LEAST_TOKENS, StepCosts
 from ceiba.spec.fake import FakeDrafter
 from support.scheduler_world import VOCAB, World, continued, make_world, oracle
 
@@ -56,6 +57,7 @@ def random_config(rng: np.random.Generator) -> dict[str, Any]:
         "max_prefill_tokens": pick(32, 200),
         "prefill_max_requests": pick(None, 1, 3),
         "enable_mixed_chunk": mixed,
+        "mixed_chunk_target": pick(0.0, 0.001, 0.01, 0.1) if mixed else 0.0,
         "prefill_decode_interval": 0 if mixed else pick(0, 0, 1, 5),
         "disable_radix_cache": rng.random() < 0.1,
         "enable_priority_scheduling": prioritized,
@@ -111,6 +113,11 @@ class Walk:
 
     def _begin(self, config: dict[str, Any]) -> None:
         self.world = make_world(**config)
+        pacer = self.world.scheduler.admission.pacer
+        if pacer is not None:  # the fake device takes no time: what it would have learnt
+            pacer.costs = StepCosts()
+            pacer.costs.observe(0, 1, float(self.rng.choice([1e-4, 1e-3, 1e-2])))
+            pacer.costs.observe(LEAST_TOKENS, 0, LEAST_TOKENS * float(self.rng.choice([1e-5, 1e-4, 1e-3])))
         self.aborted = set()
         self.families = [self.rng.integers(0, VOCAB, 50) for _ in range(4)]
 

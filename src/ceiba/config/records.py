@@ -82,6 +82,8 @@ class SchedulerConfig(Record, frozen=True, kw_only=True):
     overlap: bool = True
     consecutive_prefill_overlap: bool = True
     """Off: the result of a prefill is applied before another prefill is planned."""
+    late_planning: bool = True
+    """Whether an overlapped step is planned just before the device needs it; off: as soon as the one before begins."""
     enable_mixed_chunk: bool = False
     mixed_chunk_target: float = 0.0
     """Seconds that a mixed step should take, by which its prefill is cut; 0: chunks are always whole."""

@@ -52,7 +52,7 @@ MAX_WHITESPACE = 40
 """Characters of space between two parts of JSON where nothing is said: enough to indent, and a model that writes space
 without end comes out of it."""
 MIXED_TARGET_MS = 27
-"""A mixed step on a GPU: gaps between tokens stay below 30 ms."""
+"""A mixed step on a GPU; one prompt may take twice that."""
 CPU_FLAGS = ("--threads", "--disable-cpu-kernels", "--enable-int8-activations", "--disable-packed-weight-cache")
 FP8_MAX = {"fp8_e4m3": 448, "fp8_e5m2": 57344}
 
@@ -289,7 +289,7 @@ def _runner(work: _Work, memory: _Memory, kv_dtype: str) -> RunnerConfig:
         int8_activations=flags.get("enable_int8_activations"),
         deterministic=deterministic(flags, device, compiled=work.compiled, generates=work.model.is_generation),
         mem_fraction_static=memory.fraction,
-        mixed_steps=bool(flags.get("enable_mixed_chunk")),
+        mixed_steps=_mixed(work),
         **_graphs(work),
     )
 
@@ -471,7 +471,8 @@ def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
         hicache=_hicache(work, memory, cached),
         overlap=overlap,
         consecutive_prefill_overlap=not env.disable_consecutive_prefill_overlap,
-        enable_mixed_chunk=flags.get("enable_mixed_chunk"),
+        late_planning=not flags.get("disable_late_planning"),
+        enable_mixed_chunk=_mixed(work),
         mixed_chunk_target=_mixed_target(work),
         shared_prefix=not flags.get("disable_shared_prefix_attention"),
         conservativeness=flags.get("schedule_conservativeness"),
@@ -498,14 +499,23 @@ def _scheduler(work: _Work, memory: _Memory) -> SchedulerConfig:
     )
 
 
+def _mixed(work: _Work) -> bool:
+    """Whether prompts and running requests share steps: as asked, otherwise on a GPU."""
+    flags = work.flags
+    if flags.get("enable_mixed_chunk") or flags.get("disable_mixed_chunk"):
+        return not flags.get("disable_mixed_chunk")
+    return not work.on_cpu and not flags.get("prefill_decode_interval")
+
+
 def _mixed_target(work: _Work) -> float:
     """Seconds that a mixed step should take; 0: chunks are not cut to a time."""
     asked = work.flags.get("mixed_chunk_target_ms")
-    if not work.flags.get("enable_mixed_chunk"):
+    if not _mixed(work):
         if asked:
             refuse(
                 "--mixed-chunk-target-ms",
-                "--mixed-chunk-target-ms changes nothing without --enable-mixed-chunk: give both.",
+                "--mixed-chunk-target-ms changes nothing without mixed steps: add --enable-mixed-chunk"
+                " (and no --disable-mixed-chunk or --prefill-decode-interval).",
             )
         return 0.0
     return (MIXED_TARGET_MS if asked is None and not work.on_cpu else asked or 0) / 1000
@@ -548,6 +558,8 @@ def _check_pairs(work: _Work, priority: bool) -> None:
         if not priority and flags.given(dest) and flags.get(dest) is not False:
             name = f"--{dest.replace('_', '-')}"
             refuse(name, f"{name} changes nothing without priorities: add --enable-priority-scheduling.")
+    if flags.get("enable_mixed_chunk") and flags.get("disable_mixed_chunk"):
+        refuse("--disable-mixed-chunk", "--enable-mixed-chunk and --disable-mixed-chunk exclude each other. Give one.")
     if flags.get("enable_mixed_chunk") and flags.get("prefill_decode_interval"):
         refuse(
             "--prefill-decode-interval",

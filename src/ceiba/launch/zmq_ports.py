@@ -11,6 +11,7 @@ import asyncio
 import shutil
 import tempfile
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -113,8 +114,11 @@ class _Inbox(Generic[M]):
         self._decoder = decoder
 
     def receive(self, timeout: float) -> list[M]:
-        if timeout > 0 and not self._socket.poll(max(1, round(timeout * 1000)), zmq.POLLIN):
-            return []
+        if timeout >= 0.001:
+            if not self._socket.poll(int(timeout * 1000), zmq.POLLIN):
+                return []
+        elif timeout > 0:  # finer than the poll's milliseconds
+            time.sleep(timeout)
         messages: list[M] = []
         # Asked before each: the scheduler finds nothing in most of its rounds, and an exception costs it more.
         while int(self._socket.get(zmq.EVENTS)) & _READABLE:

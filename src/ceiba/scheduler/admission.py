@@ -4,6 +4,7 @@ row; the order comes from ``policy``, the plan is built by ``planner``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,18 +17,21 @@ from ceiba.cache.lease import LeaseTable
 from ceiba.config.records import SchedulerConfig
 from ceiba.core.step import RowOpen
 from ceiba.scheduler.budget import CLIP_NEW_TOKENS, NewTokenRatio, PrefillBudget
+from ceiba.scheduler.costs import StepCosts
 from ceiba.scheduler.fair import FairShare
 from ceiba.scheduler.hicache import HiCache
 from ceiba.scheduler.output import report_interval
-from ceiba.scheduler.pacing import Pacer
+from ceiba.scheduler.pacing import SHARE, Pacer
 from ceiba.scheduler.policy import SHORT_SHARE, CurrentOrder, Matches, Policy, TwinPrefills, View
 from ceiba.scheduler.request import Request
 from ceiba.scheduler.rows import RowTable
 from ceiba.scheduler.stats import Counters
 from ceiba.scheduler.waiting import WaitingQueue
 
-CLEAR_TARGETS = 7
-"""Prompts that wait should be computed within so many mixed steps' target."""
+MOST_COUNTED = 32
+"""Waiting requests that are looked up in the cache to know how much there is to compute."""
+FEW = 16
+"""One decoding row for so many tokens of a chunk, or fewer, may come on top of it."""
 
 
 @dataclass(slots=True)
@@ -73,9 +77,10 @@ class Admission:
             leases.cache.enabled,
             leases.page_size,
         )
+        self.costs = StepCosts()
         self.pacer: Pacer | None = None
         if config.enable_mixed_chunk and config.mixed_chunk_target > 0:
-            self.pacer = Pacer(config.mixed_chunk_target, CLEAR_TARGETS * config.mixed_chunk_target)
+            self.pacer = Pacer(self.costs, config.mixed_chunk_target)
         self.partial: Request | None = None
         """The one request that is partly prefilled."""
         self.holding = False
@@ -94,7 +99,7 @@ class Admission:
             kept = self._kept_for_short(budget.tokens)
             budget.tokens -= kept
             segment = self._continue(self.partial, budget)
-            budget.tokens += kept
+            budget.tokens = max(budget.tokens, 0) + kept
             if segment is None:
                 return segments, opened
             segments.append(segment)
@@ -149,24 +154,52 @@ class Admission:
     def _budget(self, decode_tokens: int) -> PrefillBudget:
         config = self.config
         chunked = config.chunked_prefill_size > 0
-        tokens = min(config.chunked_prefill_size, config.max_prefill_tokens) if chunked else config.max_prefill_tokens
-        if decode_tokens:  # a share stays with the prefill, however many rows decode
-            tokens = max(tokens - decode_tokens, tokens // 4, 1)
-            if self.pacer is not None and chunked:
-                tokens = self.pacer.chunk(self._waiting(self.pacer.most_waiting), tokens, decode_tokens)
-        return PrefillBudget(tokens, config.prefill_max_requests or len(self.rows.requests), chunked)
+        most = min(config.chunked_prefill_size, config.max_prefill_tokens) if chunked else config.max_prefill_tokens
+        # A share stays with the prefill, however many rows decode.
+        tokens = max(most - decode_tokens, most // 4, 1) if decode_tokens else most
+        budget = PrefillBudget(tokens, config.prefill_max_requests or len(self.rows.requests), chunked)
+        if chunked and self.pacer is not None:
+            if decode_tokens * FEW <= most <= config.max_prefill_tokens - decode_tokens:
+                tokens = most  # whole chunks of long prompts are fastest, and a few rows beside take no room
+            chunk = self.pacer.beside(tokens, decode_tokens) if decode_tokens else self.pacer.alone(most)
+            budget.tokens, budget.uncut = chunk.tokens, chunk.uncut
+        return budget
 
-    def _waiting(self, enough: int) -> int:
-        """Prompt tokens that a free row waits for; counted no further than ``enough``. Cached ones count as well."""
+    def look(self) -> bool:
+        """See what waits, before each step; returns whether prompts should be computed before the running requests go
+        on (``pacing``)."""
+        if self.pacer is None:
+            return False
+        self.pacer.see(self._waiting_tokens(SHARE * max(self.config.chunked_prefill_size, self.pacer.pile + 1)))
+        return self.pacer.piled_up
+
+    def _waiting_tokens(self, enough: int) -> int:
+        """Prompt tokens that could be computed now, about: not cached, with a row and room in the pool, nobody else
+        computing them; counted no further than ``enough``, and of one prompt no more than make a pile: a long one that
+        waits alone is none."""
+        assert self.pacer is not None
+        cap = self.pacer.pile or enough
         total = 0
         if self.partial is not None:
             row = self.partial.row
-            total += int(self.rows.known[row] - self.leases.launched[row])
-        for index, request in enumerate(self.queue):
-            if total >= enough or index >= self.rows.num_free:
-                break
-            total += len(request.tokens)
-        return total
+            total += min(int(self.rows.known[row] - self.leases.launched[row]), cap)
+        if not len(self.queue) or not self.rows.num_free or total >= enough:
+            return total
+        room = self.leases.available - self.reserved()
+        counted = min(len(self.queue), self.rows.num_free, MOST_COUNTED)
+        for request in itertools.islice(self.queue, counted):
+            if total >= enough:
+                return total
+            if request.compiling or (self.hicache is not None and self.hicache.waits(request)):
+                continue
+            if self.twins.must_wait(request, self.matches.of(request).length) is not None:
+                continue
+            tokens = self.matches.uncached(request)
+            room -= tokens + self.future(request)
+            if room < 0 and self.rows.num_used:
+                return total
+            total += min(tokens, cap)
+        return total * min(len(self.queue), self.rows.num_free) // counted
 
     def future(self, request: Request) -> int:
         """KV slots its output is expected to take; one page more, because the output does not end with a page."""

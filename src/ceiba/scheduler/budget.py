@@ -52,6 +52,8 @@ class PrefillBudget:
     requests: int
     chunked: bool
     """Whether a prompt may be cut where the tokens end."""
+    uncut: int = 0
+    """Chunked: a prompt up to this length is not cut; the first of a step may take so much, others wait."""
     used: bool = False
 
     def take(self, wanted: int, *, may_cut: bool) -> int:
@@ -61,9 +63,10 @@ class PrefillBudget:
         """
         if self.requests <= 0:
             return 0
-        if wanted <= self.tokens or (not self.chunked and not self.used):
+        room = self.tokens if self.used else max(self.tokens, self.uncut)
+        if wanted <= room or (not self.chunked and not self.used):
             return wanted
-        return max(self.tokens, 0) if self.chunked and may_cut else 0
+        return max(room, 0) if self.chunked and may_cut and wanted > self.uncut else 0
 
     def spend(self, tokens: int) -> None:
         self.tokens -= tokens

@@ -63,11 +63,16 @@ class CostModel:
     """The host's own work per step."""
     hidden: bool = False
     """Whether the weights are read while the products of prompt tokens are computed, as far as those take."""
+    tile: int = 1
+    """Products of a step with prompt tokens cost what a multiple of so many tokens does, decoding ones among them."""
 
     def seconds(self, plan: StepPlan) -> float:
         decode = plan.num_segments - plan.num_prefill
         context = int((plan.starts + plan.lengths).sum())
-        products = self.prefill_token * (plan.num_tokens - decode)
+        prefill = plan.num_tokens - decode
+        if prefill and self.tile > 1:
+            prefill = -(-plan.num_tokens // self.tile) * self.tile
+        products = self.prefill_token * prefill
         return (
             (max(self.step, products) if self.hidden else self.step + products)
             + self.decode_row * decode

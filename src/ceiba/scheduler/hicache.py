@@ -21,6 +21,7 @@ from ceiba.cache.lease import LeaseTable
 from ceiba.cache.tiers import TieredCache, TierNode
 from ceiba.config.records import HiCacheConfig
 from ceiba.core.tiers import CopyDone, StorageDone, TierIO
+from ceiba.scheduler.costs import StepCosts
 from ceiba.scheduler.hicache_cost import CostGate
 from ceiba.scheduler.hicache_stats import TierCounters
 from ceiba.scheduler.request import Request
@@ -96,6 +97,7 @@ class HiCache:
         cache: TieredCache,
         leases: LeaseTable,
         future: Callable[[Request], int],
+        costs: StepCosts,
         clock: Callable[[], float],
     ) -> None:
         self.config = config
@@ -103,7 +105,7 @@ class HiCache:
         self.leases = leases
         self.io: TierIO = cache.io
         self.clock = clock
-        self.cost = CostGate()
+        self.cost = CostGate(costs)
         self.counters = TierCounters()
         self._future = future
         self._holds: dict[str, Hold] = {}
@@ -190,6 +192,10 @@ class HiCache:
         ticket = self.io.fetch(request.namespace, key.tokens, first, -(-self.threshold // page))
         fetch = Fetch(request, ticket, key, first, now, now + wait, now, end=known)
         self._fetches[request.rid] = self._by_ticket[ticket] = fetch
+
+    def waits(self, request: Request) -> bool:
+        """Whether ``request`` waits for lower tiers, as far as is known."""
+        return request.rid in self._fetches or request.rid in self._holds
 
     def fetching(self, request: Request, now: float) -> bool:
         """Whether ``request``, which could be admitted as far as order goes, still waits for the storage."""

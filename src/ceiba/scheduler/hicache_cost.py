@@ -1,10 +1,12 @@
-"""Whether bringing cached KV back is quicker than computing it again. Owns two running estimates and one comparison.
+"""Whether bringing cached KV back is quicker than computing it again. Owns one running estimate and one comparison.
 
 Restoring costs a fixed delay (a hand-over between threads, a scheduling round) and little per token; computing costs
 per token. Both are measured while the server runs; a model on a fast device and a slow host link may cross over late.
 """
 
 from __future__ import annotations
+
+from ceiba.scheduler.costs import StepCosts
 
 UNMEASURED = 32
 """Tokens from which a restore is worth it while nothing has been measured."""
@@ -15,15 +17,10 @@ FADE = 0.9
 
 
 class CostGate:
-    def __init__(self) -> None:
-        self._computed_tokens = self._computed_seconds = 0.0
+    def __init__(self, costs: StepCosts) -> None:
+        self._costs = costs
         self._copied_tokens = self._copied_seconds = 0.0
         self._delay: float | None = None
-
-    def computed(self, tokens: int, seconds: float) -> None:
-        """A forward pass that was all prefill took ``seconds``."""
-        self._computed_tokens = FADE * self._computed_tokens + tokens
-        self._computed_seconds = FADE * self._computed_seconds + seconds
 
     def copied(self, tokens: int, copying: float, waited: float) -> None:
         """A restore copied for ``copying`` seconds and was noticed after ``waited`` seconds in all."""
@@ -35,9 +32,9 @@ class CostGate:
     @property
     def threshold(self) -> float:
         """Tokens from which restoring is the quicker way; infinite where it never is."""
-        if not self._computed_tokens or not self._copied_tokens or self._delay is None:
+        if not self._costs.token or not self._copied_tokens or self._delay is None:
             return UNMEASURED
-        gain = self._computed_seconds / self._computed_tokens - self._copied_seconds / self._copied_tokens
+        gain = self._costs.token - self._copied_seconds / self._copied_tokens
         return max(LEAST, self._delay / gain) if gain > 0 else float("inf")
 
     def worth(self, tokens: int) -> bool:

@@ -45,6 +45,7 @@ from ceiba.scheduler.request import Request, State
 from ceiba.scheduler.results import Flight, Results
 from ceiba.scheduler.rows import RowTable
 from ceiba.scheduler.stats import Counters, Gauges
+from ceiba.scheduler.timing import PlanTiming
 from ceiba.scheduler.waiting import WaitingQueue
 from ceiba.spec.base import Drafter
 
@@ -60,6 +61,8 @@ TRANSFER_WAIT = 0.001
 """Seconds to sleep on the mailbox while all that is to do is done by transfers."""
 COMPILE_WAIT = 0.002
 """Seconds to sleep on the mailbox when all that is left waits for a grammar."""
+LINGER_WAIT = 0.001
+"""Seconds to sleep on the mailbox at a time while a step runs and the next need not be planned yet."""
 
 
 class Scheduler:
@@ -100,7 +103,8 @@ class Scheduler:
         )
         self.hicache: HiCache | None = None
         if isinstance(cache, TieredCache) and config.hicache is not None:
-            self.hicache = HiCache(config.hicache, cache, self.leases, self.admission.future, clock)
+            admission = self.admission
+            self.hicache = HiCache(config.hicache, cache, self.leases, admission.future, admission.costs, clock)
             self.admission.hicache = self.hicache
         self.drafts: Drafts | None = None
         if drafter is not None and config.num_draft_tokens > 1:
@@ -121,11 +125,12 @@ class Scheduler:
             clock,
             drafts=self.drafts is not None,
         )
+        self.timing = PlanTiming(self.admission.costs)
         self.controls = Controls(self)
         self.stopped = False
         self._requests: dict[str, Request] = {}
         self._flights: deque[Flight] = deque()
-        self._last_round = clock()
+        self._last_round = self._round_began = clock()
         self._last_beat = -INTERVAL
         self._own_beats = True
         self._stalled = 0
@@ -151,6 +156,8 @@ class Scheduler:
 
     def step(self, wait: float = IDLE_WAIT) -> bool:
         """One round. Waits up to ``wait`` seconds for a message if idle; returns whether a step was launched."""
+        self._linger()
+        self._round_began = self.clock()
         for message in self._receive(wait):
             self._handle(message)
         now = self.clock()
@@ -213,6 +220,22 @@ class Scheduler:
         messages = self.port.receive(wait)
         self.counters.idle_seconds += self.clock() - before
         return messages
+
+    def _linger(self) -> None:
+        """Leave the next plan until the device is about to need it: who arrives meanwhile is in it."""
+        flight = self._flights[-1] if self._flights else None
+        if flight is None or not self.config.late_planning:
+            return
+        prefill, decode = flight.tokens
+        if not decode and not self.config.enable_mixed_chunk:
+            return  # running requests are owed a step between two prefills
+        due = self.timing.due(max(flight.launched_at, self._device_free_at), prefill, decode)
+        while (now := self.clock()) < due and not self.stopped and not self._result_ready(flight):
+            messages = self.port.receive(min(due - now, LINGER_WAIT))
+            for message in messages:
+                self._handle(message)
+            if not messages and self.clock() <= now:
+                return  # time that does not pass by itself, as in simulations
 
     def _handle(self, message: Generate | Abort | Control) -> None:
         if isinstance(message, Generate):
@@ -284,6 +307,9 @@ class Scheduler:
         self.outbox.flush(self.port)  # a device without a queue of its own computes inside forward
         flight.launched_at = self.clock()
         handle = self.runner.forward(plan)
+        if self._flights:  # otherwise results were waited for in between
+            launched = None if plan.num_prefill else self.clock() - flight.launched_at
+            self.timing.planned(flight.launched_at - self._round_began, launched)
         self._apply(0)
         flight.result = self.runner.sample(handle, self._masks(flight))
         self._flights.append(flight)
@@ -300,18 +326,10 @@ class Scheduler:
             seconds = now - max(flight.launched_at, self._device_free_at)
             self.counters.forward_seconds += seconds
             self._device_free_at = now
-            if self.hicache is not None:
-                self._observe_cost(self.hicache, flight.plan, seconds)
-            if self.admission.pacer is not None:
-                decode = flight.plan.num_segments - flight.plan.num_prefill
-                self.admission.pacer.observe(flight.plan.num_tokens - decode, decode, seconds)
+            if not flight.plan.num_jumps:
+                self.admission.costs.observe(*flight.tokens, seconds)
             for request, finish in self.results.apply(flight, output):
                 self._end(request, finish)
-
-    def _observe_cost(self, hicache: HiCache, plan: StepPlan, seconds: float) -> None:
-        """What computing takes, by steps that computed prompts alone: the last token of a cached one says nothing."""
-        if plan.num_prefill - plan.num_jumps == plan.num_segments < plan.num_tokens:
-            hicache.cost.computed(plan.num_tokens, seconds)
 
     def _masks(self, flight: Flight) -> TokenMasks | None:
         """Grammar masks of the rows that are sampled and still alive, now that their previous token is applied."""

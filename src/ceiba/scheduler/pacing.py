@@ -1,15 +1,17 @@
-"""How much prefill a step that also decodes may take: enough that first tokens do not wait, little enough that the
-running requests' next tokens do not either. Owns two measured costs and the rule; it admits nobody and reads no clock.
+"""How much prefill a step takes while requests decode: enough that first tokens do not wait, little enough that the
+running requests' next tokens do not either. Owns the rule; costs are measured elsewhere, nobody is admitted here.
 
-A step is believed to cost what the last ones did without their prefill, plus so much for each prompt token. The chunk
-is the larger of two: what keeps the step within its target, and what clears the waiting prompts in time. While prompts
-trickle in the first decides, and tokens come evenly; when they pile up the second does, and the device works in the
-large chunks it is fastest at.
+While prompts trickle in, a step decodes as well and its chunk is what keeps it within a target, or one prompt of up to
+twice that: in two steps it would wait for what decodes twice. When more wait, most steps compute prompts alone, one or
+two in each, so that the first need not wait for the last. When very many do, and until none is left, steps are as large
+as they may be, where the device is fastest.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from ceiba.scheduler.costs import StepCosts
 
 GRAIN = 128
 """Steps are multiples of this, decoding rows included: rows of a matrix product's tile, and the distance between
@@ -17,56 +19,65 @@ captured sizes."""
 STRETCH = 2.0
 """Steps may take so many times what they take without prefill, whatever the target: where that is long already, cutting
 further delays first tokens and hardly shortens gaps."""
-FORGET = 0.9
-"""What a new step leaves of the weight of those before it."""
-HITCH = 4.0
-"""A step that takes longer than so many times what was expected (a kernel was compiled, another process had the device)
-counts as this."""
-LEAST_TOKENS = 64
-"""A prefill below this says more about the step than about a token."""
+WHOLE = 2.0
+"""One prompt may take so many times what the target allows."""
+PILE = 2.0
+"""Prompts that wait pile up when computing them takes longer than so many targets."""
+SHARE = 4
+"""When they do, a step computes at least one part in so many of what waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Prompt tokens of a step. ``uncut``: no prompt up to this length is cut; a step's first one may take so much."""
+
+    tokens: int
+    uncut: int = 0
 
 
 @dataclass(slots=True)
 class Pacer:
-    """``target``: seconds that a step with decoding requests should take; ``clear``: seconds in which the prompts that
-    wait should have been computed."""
+    """``target``: seconds that a step with decoding requests should take. ``see`` before each step what waits."""
 
+    costs: StepCosts
     target: float
-    clear: float
-    base: float = 0.0
-    """Seconds of a step without its prefill; 0 before the first."""
-    _seconds: float = field(default=0.0)
-    _tokens: float = field(default=0.0)
+    _waiting: int = 0
+    _many: bool = False
+    """Whether very many prompts wait, or did since one waited last."""
 
     @property
-    def token(self) -> float:
-        """Seconds of a prompt token; 0 before the first prefill."""
-        return self._seconds / self._tokens if self._tokens else 0.0
+    def pile(self) -> int:
+        """Waiting prompt tokens from which on they pile up; 0 before the first prefill."""
+        return int(PILE * self.target / self.costs.token) if self.costs.token else 0
+
+    def see(self, waiting: int) -> None:
+        """So many prompt tokens wait; beyond ``SHARE`` piles and chunks more make no difference."""
+        self._waiting = waiting
+        self._many = self.pile > 0 and (waiting > SHARE * self.pile or (self._many and waiting > 0))
 
     @property
-    def most_waiting(self) -> int:
-        """Waiting prompt tokens from which on more make no difference to ``chunk``."""
-        return int(self.clear / self.token) + 1 if self.token else 1
+    def piled_up(self) -> bool:
+        """Whether steps should compute prompts alone."""
+        return self._many or 0 < self.pile < self._waiting
 
-    def observe(self, prefill: int, decode: int, seconds: float) -> None:
-        """A step of so many prompt tokens and decoding rows took the device ``seconds``."""
-        if self.base and (self.token or not prefill):
-            seconds = min(seconds, HITCH * (self.base + self.token * prefill))
-        if not prefill:
-            self.base = seconds if not self.base else FORGET * self.base + (1 - FORGET) * seconds
-        elif prefill >= LEAST_TOKENS:
-            own = max(seconds - (self.base if decode else 0.0), 0.0)
-            self._seconds = FORGET * self._seconds + own
-            self._tokens = FORGET * self._tokens + prefill
-
-    def chunk(self, waiting: int, most: int, decode: int) -> int:
-        """Prompt tokens, at most ``most``, for a step in which ``decode`` rows decode while ``waiting`` prompt tokens
-        wait. ``most`` until both costs are known."""
-        token, base = self.token, self.base
+    def beside(self, most: int, decode: int) -> Chunk:
+        """For a step of at most ``most`` prompt tokens in which ``decode`` rows decode. ``most`` until both costs are
+        known."""
+        token, base = self.costs.token, self.costs.base
         if not token or not base:
-            return most
+            return Chunk(most)
         within = (max(self.target, STRETCH * base) - base) / token
-        spare = self.clear - token * waiting
-        clearing = base * waiting / spare if spare > 0 else float(most)
-        wanted = min(max(within, clearing, GRAIN), most)
-        return min(most, max((int(wanted) + decode) // GRAIN * GRAIN - decode, GRAIN))
+        if self.piled_up:
+            return Chunk(_grained(max(within, self._waiting / SHARE), decode, most), most)
+        return Chunk(_grained(within, decode, most), _grained(WHOLE * within, decode, most))
+
+    def alone(self, most: int) -> Chunk:
+        """For a step of at most ``most`` prompt tokens in which nobody decodes."""
+        return Chunk(min(max(self.pile, self._waiting // SHARE), most), most) if self.pile else Chunk(most)
+
+
+def _grained(wanted: float, decode: int, most: int) -> int:
+    """``wanted`` prompt tokens, at most ``most``, so that with ``decode`` rows the step is a multiple of GRAIN."""
+    if wanted >= most:
+        return most
+    return min(most, max((int(wanted) + decode) // GRAIN * GRAIN - decode, GRAIN))

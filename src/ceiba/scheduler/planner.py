@@ -45,6 +45,10 @@ MAX_JUMP_TOKENS = 8192
 """Forced tokens that all rows together compute in a step, where prefills are not chunked."""
 
 
+MOST_ALONE = 4
+"""Steps in a row that compute prompts alone although mixed steps are on."""
+
+
 class NeedResult(Exception):
     """The next plan depends on tokens in flight: apply the pending result, then plan again."""
 
@@ -69,6 +73,8 @@ class Planner:
             constant.setflags(write=False)
         self._decodes = config.prefill_decode_interval
         """Decode steps since the last prefill."""
+        self._alone = 0
+        """Steps since the last that decoded."""
         self._turn = 0
 
     def build(self, now: float, *, in_flight: bool) -> StepPlan | None:
@@ -78,7 +84,8 @@ class Planner:
         the KV pool is short then: whom to retract, and with which tokens, is only known after the result.
         """
         self._preempt(in_flight)
-        mixed = self.config.enable_mixed_chunk
+        piled_up = self.admission.look()
+        mixed = self.config.enable_mixed_chunk and not (piled_up and self._alone < MOST_ALONE)
         decode = _NO_DECODE
         if mixed or self._decodes_first():
             decode = self._decode(in_flight, self._decode_share() if mixed else None)
@@ -89,6 +96,7 @@ class Planner:
             if not segments and not mixed:
                 decode = self._decode(in_flight)
         self._decodes = 0 if segments else self._decodes + 1
+        self._alone = 0 if decode.num_tokens else self._alone + 1
         if segments or decode.num_tokens:
             return self._plan(segments, opened, decode)
         return self._unblock(now, in_flight) if self.admission.partial is not None else None

@@ -30,6 +30,15 @@ class Flight:
     result: StepResult | None = None
     launched_at: float = 0.0
 
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """(prompt tokens, decoding rows) as a device computes them: where each segment is one token, all decode."""
+        plan = self.plan
+        if plan.num_tokens == plan.num_segments:
+            return 0, plan.num_segments
+        decode = plan.num_segments - plan.num_prefill
+        return plan.num_tokens - decode, decode
+
 
 MAX_JUMP = 64
 """Forced tokens that a row takes over at once: what a step computes stays small, and the rest follows at once."""

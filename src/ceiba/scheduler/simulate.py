@@ -16,7 +16,7 @@ from ceiba.core.messages import Abort, Finish, Generate, Heartbeat, Reply, Token
 from ceiba.core.sampling import SamplingParams
 from ceiba.core.step import RunnerInfo
 from ceiba.scheduler.fake import CostModel, FakeRunner, SimClock
-from ceiba.scheduler.loop import Scheduler
+from ceiba.scheduler.loop import LINGER_WAIT, Scheduler
 from ceiba.scheduler.traces import VOCAB, TraceRequest
 
 
@@ -44,7 +44,8 @@ class TracePort:
 
     def receive(self, timeout: float) -> list[ToScheduler]:
         if timeout > 0 and not self.delivered:
-            self._clock.advance_to(self._events[self._next][0])
+            at = self._events[self._next][0]  # an idle scheduler would only ask again
+            self._clock.advance_to(at if timeout > LINGER_WAIT else min(at, self._clock.now + timeout))
         messages: list[ToScheduler] = []
         while not self.delivered and self._events[self._next][0] <= self._clock.now:
             at, leaves, i = self._events[self._next]

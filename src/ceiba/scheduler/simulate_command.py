@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--schedule-conservativeness", type=float, default=defaults.conservativeness)
     parser.add_argument("--disable-radix-cache", action="store_true")
     parser.add_argument("--disable-overlap-schedule", action="store_true")
+    parser.add_argument("--disable-late-planning", action="store_true", help="plan a step when the one before begins")
     parser.add_argument("--enable-mixed-chunk", action="store_true")
     parser.add_argument("--mixed-chunk-target-ms", type=float, default=0.0, help="cut mixed chunks to this; 0: never")
     parser.add_argument("--cost-step-ms", type=float, default=cost.step * 1e3, help="per forward pass")
@@ -95,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cost-decode-us", type=float, default=cost.decode_row * 1e6, help="per decoding request")
     parser.add_argument("--cost-context-ns", type=float, default=cost.context_token * 1e9, help="per token attended to")
     parser.add_argument("--cost-hidden", action="store_true", help="weights are read while a prompt's products run")
+    parser.add_argument("--cost-tile", type=int, default=1, help="tokens of a step with prompts count in such multiples")
     parser.add_argument("--cost-host-ms", type=float, default=cost.host * 1e3, help="host work per forward pass")
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - for standard output")
     parser.add_argument("--no-progress", action="store_true")
@@ -135,6 +137,7 @@ def main(argv: list[str] | None = None) -> int:
         context_token=args.cost_context_ns / 1e9,
         host=args.cost_host_ms / 1e3,
         hidden=args.cost_hidden,
+        tile=max(1, args.cost_tile),
     )
     runs: dict[str, dict[str, Any]] = {}
     walls: dict[str, float] = {}
@@ -171,6 +174,7 @@ def _config(args: argparse.Namespace) -> SchedulerConfig:
         fair_share="routing-key" if args.fair_share else "off",
         prefill_decode_interval=args.prefill_decode_interval,
         overlap=not args.disable_overlap_schedule,
+        late_planning=not args.disable_late_planning,
         enable_mixed_chunk=args.enable_mixed_chunk,
         mixed_chunk_target=args.mixed_chunk_target_ms / 1e3,
         random_seed=args.seed,
@@ -200,9 +204,8 @@ def _show(args: argparse.Namespace, runs: dict[str, dict[str, Any]], walls: dict
     if args.compare is None and not args.markdown:
         _print(next(iter(runs.values())), next(iter(walls.values())))
         return
-    for rows in (simulate_report.table(runs), simulate_report.tenant_table(runs)):
-        if rows:
-            print(simulate_report.markdown(rows) if args.markdown else _columns(rows))
+    tables = filter(None, (simulate_report.table(runs), simulate_report.tenant_table(runs)))
+    print("\n\n".join((simulate_report.markdown if args.markdown else _columns)(rows) for rows in tables))
 
 
 def _columns(rows: list[list[str]]) -> str:
@@ -211,7 +214,7 @@ def _columns(rows: list[list[str]]) -> str:
         "  ".join(v.rjust(w) if i else v.ljust(w) for i, (v, w) in enumerate(zip(row, widths, strict=True)))
         for row in rows
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 @contextmanager

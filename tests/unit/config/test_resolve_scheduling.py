@@ -100,9 +100,32 @@ def test_mixed_chunks_are_cut_to_a_time_on_a_gpu():
     for given, seconds in ((0, 0.0), (40, 0.04)):
         flags = {"--enable-mixed-chunk": True, "--mixed-chunk-target-ms": given}
         assert build(flags, device=gpu(80)).scheduler.mixed_chunk_target == seconds
-    assert build({}, device=gpu(80)).scheduler.mixed_chunk_target == 0
-    with pytest.raises(ConfigError, match="changes nothing without --enable-mixed-chunk"):
+    with pytest.raises(ConfigError, match="changes nothing without mixed steps"):
         build({"--mixed-chunk-target-ms": 30})
+    for flag in ({"--disable-mixed-chunk": True}, {"--prefill-decode-interval": 4}):
+        with pytest.raises(ConfigError, match="changes nothing without mixed steps"):
+            build({"--mixed-chunk-target-ms": 30, **flag}, device=gpu(80))
+
+
+def test_steps_are_mixed_on_a_gpu_unless_told_otherwise():
+    def mixes(flags, device=None):
+        config = build(flags) if device is None else build(flags, device=device)
+        assert config.runner.mixed_steps == config.scheduler.enable_mixed_chunk
+        return config.scheduler.enable_mixed_chunk
+
+    assert not mixes({})
+    assert mixes({"--enable-mixed-chunk": True})
+    assert mixes({}, gpu(80))
+    assert build({}, device=gpu(80)).scheduler.mixed_chunk_target == 0.027
+    assert not mixes({"--disable-mixed-chunk": True}, gpu(80))
+    assert not mixes({"--prefill-decode-interval": 4}, gpu(80))
+    with pytest.raises(ConfigError, match="exclude each other"):
+        build({"--disable-mixed-chunk": True, "--enable-mixed-chunk": True})
+
+
+def test_planning_waits_for_the_device_unless_told_otherwise():
+    assert build({}).scheduler.late_planning
+    assert not build({"--disable-late-planning": True}).scheduler.late_planning
 
 
 def test_pairs_that_cancel_each_other():

@@ -110,3 +110,10 @@ def test_simulated_time_passes_on_the_device_and_overlaps_the_host():
     assert clock.now == pytest.approx(0.01 + 1.3)
     second.wait()
     assert clock.now == pytest.approx(0.01 + 1.3 + 1.0)
+
+
+def test_a_step_with_prompts_costs_whole_tiles():
+    cost = CostModel(step=0.0, prefill_token=1e-3, decode_row=0.0, context_token=0.0, tile=4)
+    plan = prefill(0, [1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
+    assert cost.seconds(plan) == pytest.approx(8e-3)
+    assert cost.seconds(decode(0, 3, 8)) == 0.0

@@ -9,6 +9,7 @@ from ceiba.cache.tiers import Residence, TierNode
 from ceiba.core.messages import Control, ids_to_bytes
 from ceiba.core.tiers import StorageStatus
 from ceiba.scheduler import hicache as module
+from ceiba.scheduler.costs import StepCosts
 from ceiba.scheduler.hicache_cost import LEAST, UNMEASURED, CostGate
 from support.scheduler_world import prompt
 from support.tier_world import PAGE, make_tier_world
@@ -214,19 +215,22 @@ def test_requests_that_do_not_fit_together_do_not_take_each_others_restores_for_
 
 
 def test_few_tokens_are_not_worth_a_restore():
-    gate = CostGate()
+    def computed(seconds: float) -> CostGate:
+        costs = StepCosts()
+        costs.observe(1000, 0, seconds)
+        return CostGate(costs)
+
+    assert CostGate(StepCosts()).threshold == UNMEASURED
+    gate = computed(1.0)  # 1 ms a token
     assert gate.threshold == UNMEASURED
-    gate.computed(1000, 1.0)  # 1 ms a token
     gate.copied(1000, 0.01, 0.06)  # 0.01 ms a token, 50 ms until somebody looked
     assert 50 < gate.threshold < 51
     assert not gate.worth(50)
     assert gate.worth(51)
-    gate = CostGate()
-    gate.computed(1000, 1.0)
+    gate = computed(1.0)
     gate.copied(1000, 0.001, 0.001)
     assert gate.threshold == LEAST
-    gate = CostGate()
-    gate.computed(1000, 0.001)
+    gate = computed(0.001)
     gate.copied(1000, 1.0, 1.0)  # a host slower than the device computes
     assert not gate.worth(10**9)
 
@@ -234,7 +238,7 @@ def test_few_tokens_are_not_worth_a_restore():
 def test_the_cost_decides():
     world = make_tier_world(pool=100, host=400, always=False)
     fill(world)
-    world.scheduler.hicache.cost = CostGate()
+    world.scheduler.hicache.cost = CostGate(StepCosts())
     assert world.serve("short", [*prompt(0, 50)[: UNMEASURED - 1], 1, 2]) == {}
     assert world.serve("long", prompt(1, 50)) == {"host": 49}
 

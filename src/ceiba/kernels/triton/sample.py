@@ -19,6 +19,8 @@ NEAR = 16384
 """Entries near the best that are searched apart."""
 CHUNK = 8192
 """Vocabulary entries of a block of ``choose``."""
+ALIGNED = 4
+"""Floats in the 16 bytes at which a compiled kernel may expect its arrays to begin."""
 
 
 @triton.jit
@@ -320,7 +322,8 @@ def choose(
     if size == 0:
         return tokens, best, lse
     chunks = divide_up(vocab, CHUNK)
-    floats = torch.empty(3, size * chunks, dtype=torch.float32, device=device)
+    # Each part begins where a first one would: one that does not is another kernel to the compiler.
+    floats = torch.empty(3, divide_up(size * chunks, ALIGNED) * ALIGNED, dtype=torch.float32, device=device)
     ids = torch.empty(size * chunks, dtype=torch.int32, device=device)
     noise = temperature is not None and keys is not None
     _choose[(size, chunks)](
