@@ -97,9 +97,9 @@ class Admission:
         self.holding = False
         if self.partial is not None:
             kept = self._kept_for_short(budget.tokens)
-            budget.tokens -= kept
+            budget.tokens, budget.uncut = budget.tokens - kept, budget.uncut - kept
             segment = self._continue(self.partial, budget)
-            budget.tokens = max(budget.tokens, 0) + kept
+            budget.tokens, budget.uncut = max(budget.tokens + kept, kept), budget.uncut + kept
             if segment is None:
                 return segments, opened
             segments.append(segment)
@@ -175,31 +175,32 @@ class Admission:
 
     def _waiting_tokens(self, enough: int) -> int:
         """Prompt tokens that could be computed now, about: not cached, with a row and room in the pool, nobody else
-        computing them; counted no further than ``enough``, and of one prompt no more than make a pile: a long one that
-        waits alone is none."""
+        computing them; counted no further than ``enough``. Of one prompt no more than make a pile, and half of that if
+        it goes on: a long one is none, not even beside a few tokens."""
         assert self.pacer is not None
-        cap = self.pacer.pile or enough
-        total = 0
+        cap, begun = self.pacer.pile or enough, 0
         if self.partial is not None:
             row = self.partial.row
-            total += min(int(self.rows.known[row] - self.leases.launched[row]), cap)
-        if not len(self.queue) or not self.rows.num_free or total >= enough:
-            return total
-        room = self.leases.available - self.reserved()
+            begun = min(int(self.rows.known[row] - self.leases.launched[row]), cap // 2)
         counted = min(len(self.queue), self.rows.num_free, MOST_COUNTED)
-        for request in itertools.islice(self.queue, counted):
-            if total >= enough:
-                return total
-            if request.compiling or (self.hicache is not None and self.hicache.waits(request)):
+        if not counted or begun >= enough:
+            return begun
+        tiers, total = self.hicache, 0
+        room = self.leases.available - self.reserved()
+        for request in itertools.islice(self.order(), counted):
+            match = self.matches.of(request)
+            if request.compiling or (tiers is not None and tiers.waits(request)):
                 continue
-            if self.twins.must_wait(request, self.matches.of(request).length) is not None:
+            if self.twins.must_wait(request, match.length) is not None:
                 continue
             tokens = self.matches.uncached(request)
-            room -= tokens + self.future(request)
+            room -= tokens + match.unlocked + self.future(request)
             if room < 0 and self.rows.num_used:
-                return total
+                return begun + total
             total += min(tokens, cap)
-        return total * min(len(self.queue), self.rows.num_free) // counted
+            if begun + total >= enough:
+                return begun + total
+        return begun + total * min(len(self.queue), self.rows.num_free) // counted
 
     def future(self, request: Request) -> int:
         """KV slots its output is expected to take; one page more, because the output does not end with a page."""

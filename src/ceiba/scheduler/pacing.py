@@ -67,13 +67,17 @@ class Pacer:
         if not token or not base:
             return Chunk(most)
         within = (max(self.target, STRETCH * base) - base) / token
+        uncut = most if self._many else _grained(WHOLE * within, decode, most)
         if self.piled_up:
-            return Chunk(_grained(max(within, self._waiting / SHARE), decode, most), most)
-        return Chunk(_grained(within, decode, most), _grained(WHOLE * within, decode, most))
+            within = max(within, self._waiting / SHARE)
+        return Chunk(_grained(within, decode, most), uncut)
 
     def alone(self, most: int) -> Chunk:
         """For a step of at most ``most`` prompt tokens in which nobody decodes."""
-        return Chunk(min(max(self.pile, self._waiting // SHARE), most), most) if self.pile else Chunk(most)
+        if not self.pile:
+            return Chunk(most)
+        tokens = min(max(self.pile, self._waiting // SHARE), most)
+        return Chunk(tokens, most if self._many or not self.piled_up else tokens)
 
 
 def _grained(wanted: float, decode: int, most: int) -> int:

@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cost-decode-us", type=float, default=cost.decode_row * 1e6, help="per decoding request")
     parser.add_argument("--cost-context-ns", type=float, default=cost.context_token * 1e9, help="per token attended to")
     parser.add_argument("--cost-hidden", action="store_true", help="weights are read while a prompt's products run")
-    parser.add_argument("--cost-tile", type=int, default=1, help="tokens of a step with prompts count in such multiples")
+    parser.add_argument("--cost-tile", type=int, default=1, help="a step with prompts costs such multiples of tokens")
     parser.add_argument("--cost-host-ms", type=float, default=cost.host * 1e3, help="host work per forward pass")
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - for standard output")
     parser.add_argument("--no-progress", action="store_true")

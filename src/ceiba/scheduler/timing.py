@@ -33,8 +33,8 @@ class PlanTiming:
         return self._planning + self._launching if self._launching else 0.0
 
     def planned(self, planning: float, launching: float | None) -> None:
-        """A step was planned and launched within so many seconds. ``launching``: None for one with prompts, on which
-        the device begins while it is still being launched."""
+        """A step was planned and launched within so many seconds. ``launching``: None for one with prompts, which may
+        take long where it is not captured, and begins with its first kernel."""
         self._planning = max(planning, FADE * self._planning)
         if launching is not None:
             self._launching = max(launching, FADE * self._launching)

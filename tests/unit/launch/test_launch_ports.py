@@ -136,6 +136,15 @@ async def test_receive_drains_everything_that_is_ready_in_order(ends):
     assert ends.scheduler.receive(0) == []
 
 
+async def test_receive_waits_for_parts_of_a_millisecond(ends):
+    """A scheduler waits so for the last moment before the device needs its next step."""
+    start = time.perf_counter()
+    assert await asyncio.to_thread(ends.scheduler.receive, 0.0005) == []
+    assert time.perf_counter() - start >= 0.0004
+    ends.front.to_scheduler(Abort(rids=["early"]))
+    assert await asyncio.to_thread(collect, lambda _: ends.scheduler.receive(0.0005), 1) == [Abort(rids=["early"])]
+
+
 async def test_receive_waits_no_longer_than_told_and_wakes_at_once(ends):
     waits = []
     while not waits or (waits[-1] >= 0.6 and len(waits) < 10):

@@ -69,7 +69,9 @@ def test_some_prompts_that_wait_are_computed_alone():
     # Very many are computed so to the last.
     assert found == [False, False, False, True, True, False, True, True, True, False, False]
     # A step for each or two of them, none cut that a step can take.
-    assert alone(pacer, 5000, 8192) == Chunk(pacer.pile, uncut=8192)
+    assert alone(pacer, 1000, 8192) == Chunk(pacer.pile, uncut=8192)  # a long one, while nobody else is there
+    assert alone(pacer, 5000, 8192) == Chunk(pacer.pile, uncut=pacer.pile)
+    assert alone(pacer, 20_000, 8192).uncut == 8192
     assert alone(pacer, 20_000, 8192).tokens == 5000
     assert alone(pacer, 10**9, 8192).tokens == 8192
 
@@ -286,3 +288,46 @@ def test_short_prompts_keep_their_share_beside_a_long_one():
     assert world.answer("short").finish is not None
     assert "long" not in world.port.answers or world.answer("long").finish is None
     world.finish()
+
+
+def test_no_step_takes_more_than_a_chunk_where_short_prompts_keep_a_share():
+    config = {"enable_mixed_chunk": True, "mixed_chunk_target": 0.02, "chunked_prefill_size": 400}
+    world = make_world(
+        rows=30, pool=40_000, context=4000, policy="shortest-prefill-first", max_prefill_tokens=400, **config
+    )
+    world.scheduler.admission.pacer.costs = known(6e-3, 2e-4).costs
+    sizes = []
+    original = world.runner.forward
+    world.runner.forward = lambda plan: (sizes.append(plan.num_tokens), original(plan))[1]
+    world.ask("run", prompt(1, 10), max_new_tokens=60, ignore_eos=True)
+    world.step(3)
+    for i in range(6):
+        world.ask(f"long {i}", prompt(i, 3000), max_new_tokens=2, ignore_eos=True)
+    world.step(2)
+    for i in range(20):
+        world.ask(f"short {i}", prompt(100 + i, 60), max_new_tokens=2, ignore_eos=True)
+    world.finish()
+    assert max(sizes) <= 400
+
+
+def test_a_few_tokens_beside_a_long_prompt_are_no_pile():
+    """Every step decodes while a long prompt is computed, whether or not short ones come in."""
+    trace = [TraceRequest(0.0, ids(64), 800) for _ in range(4)]
+    trace += [TraceRequest(0.3, ids(3000), 4), TraceRequest(0.6, ids(30_000), 4)]
+    trace += [TraceRequest(0.7 + 0.05 * i, ids(20), 2) for i in range(5)]
+    steps, _ = steps_of(trace, 0.02, DEVICE)
+    long = [d for p, d in steps if p > 1000][4:]
+    assert len(long) > 12
+    assert min(long) >= 4
+
+
+def test_prompts_whose_cached_part_would_have_to_stay_find_no_room():
+    """Their prefix may be evicted until they hold it, so it takes room as well: no pile while a prompt goes on."""
+    manual = ids(9000)
+    trace = [TraceRequest(0.0, manual, 2)]
+    trace += [TraceRequest(0.5, ids(64), 600) for _ in range(4)]
+    trace += [TraceRequest(1.0, ids(16_000), 4)]
+    trace += [TraceRequest(1.01 + 1e-3 * i, np.concatenate([manual, ids(10_000)]), 4) for i in range(8)]
+    steps, _ = steps_of(trace, 0.02, DEVICE, 36_000)
+    long = [d for p, d in steps if p > 1000][1:11]  # behind the manual, until the long prompt is computed
+    assert min(long) >= 4
