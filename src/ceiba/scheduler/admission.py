@@ -270,9 +270,8 @@ class Admission:
             alone = self.rows.num_used == 0 and not held  # nobody runs, nor is anybody ahead about to
             if prompt + future > room and not alone:
                 break
-            while alone and (short := prompt + match.unlocked - self.leases.available) > 0:
-                if not ((tiers is not None and tiers.give_way(short, request)) or self.leases.pins.give_way(short)):
-                    break
+            if alone and not self._makes_room(request, prompt + match.unlocked):
+                break
             coming = None if tiers is None else tiers.loading(request, match, now)
             if coming is not None:
                 held += 1
@@ -297,6 +296,15 @@ class Admission:
                 self.fair.left_queue(request)
         self.holding = due
 
+    def _makes_room(self, request: Request, wanted: int) -> bool:
+        """Whether ``request``, beside which nobody runs, may take ``wanted`` slots. What waits and what is pinned gives
+        way for it; it waits for copies to lower tiers, which read what could be evicted."""
+        tiers, pins = self.hicache, self.leases.pins
+        while (short := wanted - self.leases.available) > 0:
+            if not ((tiers is not None and tiers.give_way(short, request)) or pins.give_way(short)):
+                return not self.copying
+        return True
+
     def _open(self, request: Request, match: Match, now: float) -> RowOpen:
         row = self.rows.open(request, report_interval(request, self.config.stream_interval))
         prefix = self.leases.open(row, match, hit=not request.retractions)
@@ -318,6 +326,11 @@ class Admission:
             logprob=request.remaining_logprobs(),
             eos_ids=request.end_ids,
         )
+
+    @property
+    def copying(self) -> bool:
+        """Whether copies to lower tiers may hold cached KV that could be evicted otherwise."""
+        return self.hicache is not None and self.hicache.busy
 
     def forget(self, request: Request) -> None:
         """``request`` left the batch, by whatever way."""

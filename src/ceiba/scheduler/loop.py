@@ -134,6 +134,8 @@ class Scheduler:
         self._last_beat = -INTERVAL
         self._own_beats = True
         self._stalled = 0
+        self._blocked = False
+        """Whether requests wait and the last round could do nothing for them."""
         self._left_waiting = False
         """Whether the last plan could not admit everyone who waited."""
         self._device_free_at = 0.0
@@ -210,7 +212,7 @@ class Scheduler:
             return self.port.receive(COMPILE_WAIT)
         tiers = self.hicache
         if tiers is not None:
-            if not self._flights and tiers.waiting == len(self._requests) > 0:
+            if not self._flights and (tiers.waiting == len(self._requests) > 0 or (self._blocked and tiers.busy)):
                 return self.port.receive(TRANSFER_WAIT)
             if self.idle and tiers.busy:
                 return self.port.receive(min(wait, TRANSFER_WAIT))
@@ -423,7 +425,11 @@ class Scheduler:
 
     def _finish_round(self, busy: bool) -> None:
         self._last_round = self.clock()
-        excused = len(self.compiling) == len(self._requests) or (self.hicache is not None and self.hicache.waiting > 0)
+        tiers = self.hicache
+        excused = len(self.compiling) == len(self._requests) or (
+            tiers is not None and (tiers.waiting > 0 or tiers.busy)
+        )
+        self._blocked = not busy and not self.idle
         self._stalled = 0 if busy or excused else self._stalled + 1
         if self._stalled == STALL_ROUNDS:
             log.error("requests wait and none is admitted (an engine fault): %s", self.admission.describe())

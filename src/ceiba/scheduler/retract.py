@@ -46,8 +46,9 @@ class Retractor:
     def make_room(self) -> list[Request]:
         """Retract until every running row can grow, and a while longer. No result may be in flight.
 
-        Pins give way when that is not enough. The last row is retracted only if it holds duplicates of cached KV:
-        alone it fits without them, since no request is admitted that the whole pool cannot hold.
+        Pins give way when that is not enough. The last row is retracted only if it holds duplicates of cached KV, or
+        while copies read what could be evicted: alone it fits otherwise, since no request is admitted that the whole
+        pool cannot hold.
         """
         admission = self._admission
         rows, leases = admission.rows, admission.leases
@@ -59,7 +60,7 @@ class Retractor:
         for request in victims:
             if self._enough(after=bool(retracted)):
                 break
-            if rows.num_used == 1 and not leases.has_duplicates(request.row):
+            if rows.num_used == 1 and not leases.has_duplicates(request.row) and not admission.copying:
                 break
             self.retract(request)
             retracted.append(request)

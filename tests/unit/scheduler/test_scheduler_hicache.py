@@ -10,7 +10,7 @@ from ceiba.core.messages import Control, ids_to_bytes
 from ceiba.core.tiers import StorageStatus
 from ceiba.scheduler import hicache as module
 from ceiba.scheduler.costs import StepCosts
-from ceiba.scheduler.hicache_cost import LEAST, UNMEASURED, CostGate
+from ceiba.scheduler.hicache_cost import LEAST, TRIED, UNMEASURED, CostGate
 from support.scheduler_world import prompt
 from support.tier_world import PAGE, make_tier_world
 
@@ -230,9 +230,25 @@ def test_few_tokens_are_not_worth_a_restore():
     gate = computed(1.0)
     gate.copied(1000, 0.001, 0.001)
     assert gate.threshold == LEAST
+    assert not gate.worth(LEAST - 1)
     gate = computed(0.001)
     gate.copied(1000, 1.0, 1.0)  # a host slower than the device computes
     assert not gate.worth(10**9)
+
+
+def test_a_restore_that_was_slow_by_chance_is_not_the_last():
+    costs = StepCosts()
+    costs.observe(1000, 0, 1.0)
+    gate = CostGate(costs)
+    gate.copied(100, 0.001, 0.5)  # half a second until somebody looked
+    assert not gate.worth(100)
+    tries = 0
+    for _ in range(2 * TRIED):
+        if gate.worth(100):
+            tries += 1
+            gate.copied(100, 0.001, 0.005)
+    assert tries >= 2
+    assert gate.worth(100)
 
 
 def test_the_cost_decides():
@@ -472,3 +488,33 @@ def test_a_flush_empties_the_host_too():
     assert world.scheduler.leases.cache.host_used == 0
     world.tiers.eager = True
     assert world.serve("b", prompt(0, 50)) == {}
+
+
+@pytest.mark.parametrize(("length", "new"), [(24, 1), (23, 2)])
+def test_a_request_that_runs_alone_waits_for_copies_that_hold_the_pool(length, new):
+    """What could be evicted for it is being read for the host: neither its prompt nor its next token finds room, and
+    nobody is there to give way. It goes back to the queue until the copies are done."""
+    world = make_tier_world(
+        pool=44, host=80, rows=4, context=40, eager=False, instant=False, chunked_prefill_size=16, overlap=False,
+        hicache={"write_policy": "write_through"},
+    )  # fmt: skip
+    world.tiers.eager = False
+
+    def ask(rid, tokens, max_new):
+        world.ask(rid, tokens, max_new_tokens=max_new, ignore_eos=True)
+        world.step(4)
+
+    base = prompt(0, 40)
+    other = prompt(1000, 40)
+    ask("1", base[:21], 1)
+    ask("2", base[:8], 3)
+    ask("3", [*base[:10], *other[:20]], 3)
+    ask("4", base[:22], 1)
+    world.abort("4")
+    ask("5", [*prompt(1, 40)[:10], *other][:length], new)
+    world.step(20)
+    assert "5" not in world.port.answers or world.answer("5").finish is None
+    world.tiers.eager = True
+    world.finish()
+    for rid in "1235":
+        world.check(rid)
