@@ -270,7 +270,7 @@ class Admission:
             alone = self.rows.num_used == 0 and not held  # nobody runs, nor is anybody ahead about to
             if prompt + future > room and not alone:
                 break
-            if alone and not self._makes_room(request, prompt + match.unlocked):
+            if alone and not self._makes_room(request, prompt, match):
                 break
             coming = None if tiers is None else tiers.loading(request, match, now)
             if coming is not None:
@@ -296,11 +296,12 @@ class Admission:
                 self.fair.left_queue(request)
         self.holding = due
 
-    def _makes_room(self, request: Request, wanted: int) -> bool:
-        """Whether ``request``, beside which nobody runs, may take ``wanted`` slots. What waits and what is pinned gives
-        way for it; it waits for copies to lower tiers, which read what could be evicted."""
+    def _makes_room(self, request: Request, prompt: int, match: Match) -> bool:
+        """Whether ``request``, beside which nobody runs, may take ``prompt`` slots behind ``match``. What waits and
+        what is pinned gives way for it; it waits for copies to lower tiers, which read what could be evicted."""
         tiers, pins = self.hicache, self.leases.pins
-        while (short := wanted - self.leases.available) > 0:
+        # Who gives way may have locked a part of the match, which then takes room as well.
+        while (short := prompt + match.unlocked - self.leases.available) > 0:
             if not ((tiers is not None and tiers.give_way(short, request)) or pins.give_way(short)):
                 return not self.copying
         return True
