@@ -1,7 +1,7 @@
 """The process graph of one engine: mailboxes, children, the front. The same for the server and for ``ceiba.Engine``.
 
 Owns the order of start and stop, and what happens when a part dies. Must never know HTTP. The children are started
-first and load while this process builds the front. Where cores are few the detokenizer is a thread here, else a process
+first and load while this process builds the front. The detokenizer is a process or a thread here
 (``config.launch.detokenizer``); the components do not notice.
 """
 
