@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from step import shared_on_device
 from timing import WARM, eager_us, replay_us
 
 from ceiba.attention.shared_prefix import MAX_PARTS, plan_shared
@@ -167,21 +168,16 @@ def shared_attention() -> None:
         assert plan is not None
         work = DecodeWorkspace.allocate(batch, heads, kv_heads, 128, MAX_PARTS, torch.device("cuda"))
         q = rand(batch, heads, 128)
-        items, members, starts, counts = on(plan.items), on(plan.members), on(plan.own_starts), on(plan.counts)
-        count = torch.tensor([len(plan.items)], dtype=torch.int32, device="cuda")
+        shared = shared_on_device(plan)
         rows_d, lens_d = on(rows), on(lens)
         short_lens = torch.full_like(lens_d, own)
 
         def both(k: torch.Tensor, v: torch.Tensor) -> None:
-            shared_parts(q, k, v, table, items, count, members, work, 0.09)
-            decode(q, k, v, table, rows_d, lens_d, work, 0.09, own_starts=starts, shared_counts=counts,
-                   max_shared_parts=MAX_PARTS)  # fmt: skip
+            decode(q, k, v, table, rows_d, lens_d, work, 0.09, shared=shared)
 
         apart = replay_us([lambda k=k, v=v: decode(q, k, v, table, rows_d, lens_d, work, 0.09) for k, v in pools])
         alone = replay_us([lambda k=k, v=v: decode(q, k, v, short, rows_d, short_lens, work, 0.09) for k, v in pools])
-        only = replay_us(
-            [lambda k=k, v=v: shared_parts(q, k, v, table, items, count, members, work, 0.09) for k, v in pools]
-        )
+        only = replay_us([lambda k=k, v=v: shared_parts(q, k, v, table, shared, work, 0.09) for k, v in pools])
         us = replay_us([lambda k=k, v=v: both(k, v) for k, v in pools])
         note = f"shared part {only:.1f}, not shared {apart:.1f}, 94 tokens alone {alone:.1f}, plan {planning:.0f} us"
         line(f"shared decode {heads}/{kv_heads} 64 x (3000 + 94)", us, slots * kv_heads * 512 / BANDWIDTH * 1e6, note)

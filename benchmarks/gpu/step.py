@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from timing import WARM, replay_us
 
-from ceiba.attention.shared_prefix import MAX_PARTS, plan_shared
+from ceiba.attention.shared_prefix import MAX_PARTS, SharedPlan, plan_shared
 from ceiba.core.step import PrefixGroup
 from ceiba.kernels.triton import moe as moe_module
 from ceiba.kernels.triton import skinny
-from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_parts, shared_tile
+from ceiba.kernels.triton.decode import DecodeWorkspace, Shared, decode, shared_tile
 from ceiba.kernels.triton.gather import gather_rows
 from ceiba.kernels.triton.linear import gate_up_silu, linear, linear_parts
 from ceiba.kernels.triton.moe import moe
@@ -31,6 +31,12 @@ from ceiba.kernels.triton.skinny import gemv
 
 BANDWIDTH = 4.26e12
 BF16 = torch.bfloat16
+
+
+def shared_on_device(plan: SharedPlan) -> Shared:
+    on = lambda a: torch.from_numpy(np.ascontiguousarray(a)).cuda()  # noqa: E731
+    count = np.array([len(plan.items)], np.int32)
+    return Shared(*map(on, (plan.items, count, plan.members, plan.own_starts, plan.counts)), most=MAX_PARTS)
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ class Model:
         self.ids = torch.randint(0, s.vocab, (batch,), device="cuda")
         device = torch.device("cuda")
         self.workspace = DecodeWorkspace.allocate(batch, s.heads, s.kv_heads, s.dim, MAX_PARTS, device)
-        self.shared: dict[str, torch.Tensor] | None = None
+        self.shared: Shared | None = None
         self.counters = torch.zeros(1024, dtype=torch.int32, device="cuda")
 
     def share(self, prefix: int) -> None:
@@ -122,9 +128,7 @@ class Model:
             [PrefixGroup(prefix, rows)], 0, rows, lens, shared_tile(s.heads // s.kv_heads), s.kv_heads, 132
         )
         assert plan is not None
-        arrays = {"items": plan.items, "members": plan.members, "starts": plan.own_starts, "counts": plan.counts}
-        self.shared = {name: torch.from_numpy(np.ascontiguousarray(a)).cuda() for name, a in arrays.items()}
-        self.shared["count"] = torch.tensor([len(plan.items)], dtype=torch.int32, device="cuda")
+        self.shared = shared_on_device(plan)
 
     def attend(self, index: int, qkv: torch.Tensor) -> torch.Tensor:
         s, layer = self.shape, self.layers[index]
@@ -133,16 +137,8 @@ class Model:
             qkv, self.cos_sin, self.positions, self.slots, k, v, s.heads, layer["q_norm"], layer["k_norm"],
             dtype=self.head.dtype,
         )  # fmt: skip
-        scale, shared = s.dim**-0.5, self.shared
-        if shared is None:
-            out = decode(q, k, v, self.table, self.rows, self.lens, self.workspace, scale)
-        else:
-            items, count, members = shared["items"], shared["count"], shared["members"]
-            shared_parts(q, k, v, self.table, items, count, members, self.workspace, scale)
-            out = decode(
-                q, k, v, self.table, self.rows, self.lens, self.workspace, scale,
-                own_starts=shared["starts"], shared_counts=shared["counts"], max_shared_parts=MAX_PARTS,
-            )  # fmt: skip
+        scale = s.dim**-0.5
+        out = decode(q, k, v, self.table, self.rows, self.lens, self.workspace, scale, shared=self.shared)
         return out.view(self.batch, -1)
 
     def token(self) -> torch.Tensor:

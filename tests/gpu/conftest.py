@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-INTERPRETED = {f"test_triton_{name}.py" for name in ("fp8", "grouped", "kv8", "move", "order", "residual")}
+INTERPRETED = {f"test_triton_{name}.py" for name in ("decode", "fp8", "grouped", "kv8", "move", "order", "residual")}
 HERE = Path(__file__).parent
 
 collect_ignore_glob: list[str] = []

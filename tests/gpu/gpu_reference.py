@@ -1,9 +1,13 @@
-"""float64 references of the GPU kernels, and the error measure. Plain torch, no kernel of ours."""
+"""float64 references of the GPU kernels, the error measure, and what tests hand to kernels. Plain torch."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+
+from ceiba.attention.shared_prefix import MAX_PARTS, SharedPlan
+from ceiba.kernels.triton.decode import Shared
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """The CPU serves tests in Triton's interpreter, which checks indices and masks, not a device's arithmetic."""
@@ -18,6 +22,13 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.full(shape, float("nan"), dtype=dtype, device=DEVICE)
+
+
+def shared(plan: SharedPlan) -> Shared:
+    """The plan on the device, in the order of its fields."""
+    count = np.array([len(plan.items)], np.int32)
+    arrays = (plan.items, count, plan.members, plan.own_starts, plan.counts)
+    return Shared(*(torch.from_numpy(np.ascontiguousarray(a)).to(DEVICE) for a in arrays), most=MAX_PARTS)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:

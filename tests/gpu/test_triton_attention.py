@@ -11,7 +11,7 @@ import torch
 
 from ceiba.attention.shared_prefix import MAX_PARTS, plan_shared
 from ceiba.core.step import PrefixGroup
-from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_parts, shared_tile
+from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_tile
 from ceiba.kernels.triton.prefill import merge_parts, plan_tiles, prefill, prefill_shape
 
 B = torch.bfloat16
@@ -43,7 +43,7 @@ class Cache:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
-@pytest.mark.parametrize("batch", [1, 5, 70])
+@pytest.mark.parametrize("batch", [1, 5, 70, 150])
 @pytest.mark.parametrize("kind", ["full", "window", "softcap", "sinks"])
 def test_decode(heads: int, kv_heads: int, dim: int, batch: int, kind: str) -> None:
     lens = [random.choice([1, 63, 64, 65, random.randint(1, 5000)]) for _ in range(batch)]
@@ -59,12 +59,10 @@ def test_decode(heads: int, kv_heads: int, dim: int, batch: int, kind: str) -> N
         "sinks": {"sinks": torch.randn(heads, device="cuda")},
     }[kind]
     lens_device = torch.tensor(lens, dtype=torch.int32, device="cuda")
-    for _ in range(2):
-        out = decode(
-            q, cache.k, cache.v, cache.table, cache.rows.cuda(), lens_device, workspace, dim**-0.5,
-            out=ref.poisoned(batch, heads, dim), **extra,
-        )  # fmt: skip
-    assert not workspace.counters.any()
+    out = decode(
+        q, cache.k, cache.v, cache.table, cache.rows.cuda(), lens_device, workspace, dim**-0.5,
+        out=ref.poisoned(batch, heads, dim), **extra,
+    )  # fmt: skip
     for b in range(batch):
         expected = ref.attention(q[b : b + 1], *cache.of(b), dim**-0.5, **extra)
         assert ref.error(out[b : b + 1], expected) < ref.BF16_BOUND, (b, lens[b])
@@ -83,8 +81,8 @@ def test_decode_of_an_empty_segment_is_zero() -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES[:4])
-@pytest.mark.parametrize("repeat", range(3))
-def test_shared_prefixes_of_several_depths(heads: int, kv_heads: int, dim: int, repeat: int) -> None:
+@pytest.mark.parametrize("kind", ["full", "softcap", "sinks"])
+def test_shared_prefixes_of_several_depths(heads: int, kv_heads: int, dim: int, kind: str) -> None:
     batch = random.randint(40, 90)
     lens = [random.randint(1, 200) for _ in range(batch)]
     cache = Cache(kv_heads, dim, [*lens, 4000])
@@ -116,15 +114,13 @@ def test_shared_prefixes_of_several_depths(heads: int, kv_heads: int, dim: int, 
     workspace.parts.fill_(float("nan"))
     workspace.lse.fill_(float("nan"))
     on = lambda a: torch.from_numpy(np.ascontiguousarray(a)).cuda()  # noqa: E731
-    count = torch.tensor([len(plan.items)], dtype=torch.int32, device="cuda")
-    shared_parts(q, cache.k, cache.v, cache.table, on(plan.items), count, on(plan.members), workspace, dim**-0.5)
+    extra = {"full": {}, "softcap": {"softcap": 5.0}, "sinks": {"sinks": torch.randn(heads, device="cuda")}}[kind]
     out = decode(
-        q, cache.k, cache.v, cache.table, on(rows), on(kv_lens), workspace, dim**-0.5,
-        own_starts=on(plan.own_starts), shared_counts=on(plan.counts), max_shared_parts=MAX_PARTS,
-        out=ref.poisoned(batch, heads, dim),
+        q, cache.k, cache.v, cache.table, on(rows), on(kv_lens), workspace, dim**-0.5, shared=ref.shared(plan),
+        out=ref.poisoned(batch, heads, dim), **extra,
     )  # fmt: skip
     for b in range(batch):
-        expected = ref.attention(q[b : b + 1], *cache.of(b), dim**-0.5)
+        expected = ref.attention(q[b : b + 1], *cache.of(b), dim**-0.5, **extra)
         assert ref.error(out[b : b + 1], expected) < ref.BF16_BOUND, b
 
 

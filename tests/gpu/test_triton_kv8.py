@@ -11,7 +11,7 @@ import torch
 
 from ceiba.attention.shared_prefix import MAX_PARTS, plan_shared
 from ceiba.core.step import PrefixGroup
-from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_parts, shared_tile
+from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_tile
 from ceiba.kernels.triton.gather import write_kv
 from ceiba.kernels.triton.prefill import gather_slots, plan_tiles, prefill, prefill_shape
 from ceiba.kernels.triton.rope import qkv_norm_rope_write
@@ -84,26 +84,26 @@ def test_decode(heads: int, kv_heads: int, dim: int, batch: int, dtype: torch.dt
         assert ref.error(out[b : b + 1], ref.attention(q[b : b + 1], *cache.of(b), dim**-0.5)) < ref.BF16_BOUND
 
 
-@on_device
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 def test_decode_under_a_shared_prefix(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
-    batch, prefix, own = 48, 1500, 40
+    """Nested; two segments share nothing, one of them as short as what is not shared of the others."""
+    batch, prefix, own = (12, 400, 10) if INTERPRETED else (48, 1500, 40)
     cache = Cache(kv_heads, dim, [prefix + own] * batch, dtype)
     cache.table[:, :prefix] = cache.table[:1, :prefix]
     rows, kv_lens = np.arange(batch, dtype=np.int32), np.full(batch, prefix + own, np.int32)
-    groups = [PrefixGroup(prefix, rows), PrefixGroup(prefix - 300, rows[:30])]
+    kv_lens[-2:] = own, prefix + own - 1
+    groups = [PrefixGroup(prefix, rows[:-2]), PrefixGroup(prefix - 300, rows[: batch // 2])]
     plan = plan_shared(groups, 0, rows, kv_lens, shared_tile(heads // kv_heads), kv_heads, 132)
     assert plan is not None
     q = torch.randn(batch, heads, dim, device=ref.DEVICE).to(B)
     work = DecodeWorkspace.allocate(batch, heads, kv_heads, dim, MAX_PARTS, q.device)
-    count = torch.tensor([len(plan.items)], dtype=torch.int32, device=ref.DEVICE)
-    shared_parts(q, cache.k, cache.v, cache.table, on(plan.items), count, on(plan.members), work, dim**-0.5)
     out = decode(
-        q, cache.k, cache.v, cache.table, on(rows), on(kv_lens), work, dim**-0.5, own_starts=on(plan.own_starts),
-        shared_counts=on(plan.counts), max_shared_parts=MAX_PARTS, out=ref.poisoned(batch, heads, dim),
+        q, cache.k, cache.v, cache.table, on(rows), on(kv_lens), work, dim**-0.5, shared=ref.shared(plan),
+        out=ref.poisoned(batch, heads, dim),
     )  # fmt: skip
     for b in range(batch):
-        assert ref.error(out[b : b + 1], ref.attention(q[b : b + 1], *cache.of(b), dim**-0.5)) < ref.BF16_BOUND
+        k, v = (part[: kv_lens[b]] for part in cache.of(b))
+        assert ref.error(out[b : b + 1], ref.attention(q[b : b + 1], k, v, dim**-0.5)) < ref.BF16_BOUND
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)

@@ -32,7 +32,7 @@ def test_experts(tokens: int, delta: bool) -> None:
     experts, dim, inner, routing = 8, 128, 64, Routing(2, True)
     ops = cuda_ops.cuda_ops(torch.device(ref.DEVICE))
     stream, norm, router = rand(tokens, dim), rand(dim), rand(experts, dim)
-    gate_up, down = rand(experts, 2 * inner, dim) * 0.1, rand(experts, dim, inner) * 0.1
+    gate_up, down = rand(experts, 2 * inner, dim) * 0.15, rand(experts, dim, inner) * 0.15
     before = rand(tokens, dim) if delta else None
     residual, expected = stream.clone(), stream.double()
     ours = ops.norm_experts(before, residual, norm, 1e-6, router, gate_up, down, routing, True)

@@ -221,10 +221,12 @@ class Ops:
     """Whether the host kernels round activations to int8 where they meet quantized weights."""
 
 
-def select_ops(device: torch.device, config: RunnerConfig) -> Ops:
-    """The table for a device: kernels where there are some for it, the reference everywhere else."""
+def select_ops(device: torch.device, config: RunnerConfig, dtype: torch.dtype) -> Ops:
+    """The table for a device and a type of activations: kernels where there are some for it, the reference everywhere
+    else. Float32 activations are not rounded to bfloat16, so they meet no tiles."""
     if device.type == "cpu" and config.cpu_kernels and cpu.available:
-        host = cpu._cpu.Context(max(1, config.threads), cpu.best_set(), config.deterministic)
+        exact = config.deterministic or dtype == torch.float32
+        host = cpu._cpu.Context(max(1, config.threads), cpu.best_set(), exact)
         return Ops(name="cpu", host=host, int8=config.int8_activations)
     if device.type == "cuda":
         from ceiba.layers.cuda_ops import cuda_ops

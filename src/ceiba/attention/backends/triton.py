@@ -13,13 +13,7 @@ import torch
 from ceiba.attention.base import AttentionBatch, AttentionLayer, Capabilities
 from ceiba.attention.shared_prefix import MAX_PARTS, SharedPlan, plan_shared
 from ceiba.kernels import cudnn
-from ceiba.kernels.triton.decode import (
-    ITEM_FIELDS,
-    DecodeWorkspace,
-    decode,
-    shared_parts,
-    shared_tile,
-)
+from ceiba.kernels.triton.decode import ITEM_FIELDS, DecodeWorkspace, Shared, decode, shared_tile
 from ceiba.kernels.triton.gather import write_kv
 from ceiba.kernels.triton.launch import num_multiprocessors, power_of_two
 from ceiba.kernels.triton.prefill import GATHER_TOKENS, gather_slots, plan_tiles, prefill, prefill_shape
@@ -64,11 +58,14 @@ class SharedBuffers:
         self.host = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(STAGING_BUFFERS)]
         self.copied = [torch.cuda.Event() for _ in range(STAGING_BUFFERS)]
         self.turn = 0
-        self.num_items = self.device[:1]
-        self.own_starts = self.device[at[1] : at[2]]
-        self.counts = self.device[at[2] : at[3]]
-        self.members = self.device[at[3] : at[4]]
-        self.items = self.device[at[4] :].view(-1, ITEM_FIELDS)
+        self.work = Shared(
+            items=self.device[at[4] :].view(-1, ITEM_FIELDS),
+            num_items=self.device[:1],
+            members=self.device[at[3] : at[4]],
+            own_starts=self.device[at[1] : at[2]],
+            counts=self.device[at[2] : at[3]],
+            most=MAX_PARTS,
+        )
 
     def fits(self, plan: SharedPlan) -> bool:
         return len(plan.members) <= self.max_members and len(plan.items) <= self.max_items
@@ -313,22 +310,6 @@ class TritonAttention:
         workspace = self._workspace(q.shape[0], shape, v_pool.shape[2], q.device)
         # A window would need the stretch cut at a different place for each member.
         sharing = self._sharing[shape] and not layer.window
-        own_starts = counts = None
-        if sharing:
-            buffers = self._shared[shape]
-            own_starts, counts = buffers.own_starts, buffers.counts
-            shared_parts(
-                q,
-                k_pool,
-                v_pool,
-                batch.slot_table,
-                buffers.items,
-                buffers.num_items,
-                buffers.members,
-                workspace,
-                layer.scale,
-                layer.softcap,
-            )
         decode(
             q,
             k_pool,
@@ -341,9 +322,7 @@ class TritonAttention:
             layer.window,
             layer.softcap,
             sinks,
-            own_starts,
-            counts,
-            MAX_PARTS if sharing else 0,
+            self._shared[shape].work if sharing else None,
             out=out,
         )
 

@@ -1,9 +1,9 @@
 """Paged attention for decode: one query token per segment over keys and values found through a slot table.
 
-Split-KV (flash-decoding, Dao et al. 2023): several blocks share a long segment and the last one to finish merges their
-partial softmaxes. Segments whose first slots are the same ones may read them once (``shared_parts``): all their queries
-against one stretch of slots, merged exactly with each segment's own part. Grids depend on tensor shapes and on splits
-chosen by the caller, never on lengths, which are read on the device: launches can be captured in a graph.
+Split-KV (flash-decoding, Dao et al. 2023): several blocks share a long segment, and a second kernel merges their
+partial softmaxes. Segments whose first slots are the same ones may read them once (``Shared``): all their queries
+against one stretch of slots, beside each segment's own part, merged exactly with it. Grids depend on tensor shapes and
+on splits chosen by the caller, never on lengths, which are read on the device: launches can be captured in a graph.
 
 Logits are kept in base 2. Knows slots and rows as numbers, nothing of requests or prefix trees.
 """
@@ -18,6 +18,7 @@ import triton.language as tl
 
 from ceiba.kernels.triton.launch import (
     divide_up,
+    launch_dependents,
     num_multiprocessors,
     pdl_options,
     power_of_two,
@@ -31,6 +32,10 @@ LOG2E = 1.4426950408889634
 ITEM_FIELDS = 6
 """A shared stretch, int32: first entry in ``members``, number of members, slot-table row, first position, end
 position, part that receives the result."""
+MOST_BLOCKS = 4096
+"""Of ``_combine`` with a head each: more blocks cost more than they hide."""
+SHARED_ROWS = 64
+"""Query rows (members times heads of a group) of one shared item."""
 
 
 @triton.jit
@@ -90,55 +95,29 @@ def _attend_slots(
 
 
 @triton.jit
-def _merge(
-    out_ptr,
-    part_ptr,
-    lse_ptr,
-    sinks_ptr,
+def _own_part(
+    lens_ptr,
+    starts_ptr,
     segment,
-    kv_head,
-    batch,
-    shared,
-    count,
-    G: tl.constexpr,
-    HP: tl.constexpr,
-    HKV: tl.constexpr,
-    DV: tl.constexpr,
-    BDV: tl.constexpr,
+    BN: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LEAST: tl.constexpr,
     SHARED_PARTS: tl.constexpr,
-    SINKS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
-    """Merge a segment's ``count`` parts, shared ones first, for the heads of one kv head: eight parts at a time, so
-    that the sums stay inside a thread and the loads fly together.
-    """
-    h = tl.arange(0, HP)
-    heads = kv_head * G + h
-    dv = tl.arange(0, BDV)
-    m = tl.full((HP,), -float("inf"), tl.float32)
-    total = tl.zeros((HP,), tl.float32)
-    if SINKS:
-        m = tl.load(sinks_ptr + heads, mask=h < G, other=0.0).to(tl.float32) * 1.4426950408889634
-        total += 1.0
-    acc = tl.zeros((HP, BDV), tl.float32)
-    for start in range(0, count, 8):
-        i = start + tl.arange(0, 8)
-        part = tl.where(i < shared, i, i - shared + SHARED_PARTS).to(tl.int64)
-        place = ((part * batch + segment) * HKV * G)[:, None] + heads[None, :]
-        present = (i < count)[:, None] & (h < G)[None, :]
-        lse = tl.load(lse_ptr + place, mask=present, other=-float("inf"), cache_modifier=".cg")
-        o_mask = present[:, :, None] & (dv < DV)[None, None, :]
-        o_at = part_ptr + place[:, :, None] * DV + dv[None, None, :]
-        o = tl.load(o_at, mask=o_mask, other=0.0, cache_modifier=".cg")
-        m_new = tl.maximum(m, tl.max(lse, axis=0))
-        base = tl.where(m_new == -float("inf"), 0.0, m_new)
-        weight = tl.exp2(lse - base[None, :])
-        alpha = tl.exp2(m - base)
-        total = total * alpha + tl.sum(weight, axis=0)
-        acc = acc * alpha[:, None] + tl.sum(o * weight[:, :, None], axis=0)
-        m = m_new
-    y = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    out_at = out_ptr + (segment * HKV * G + heads[:, None]) * DV + dv[None, :]
-    tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=(h < G)[:, None] & (dv < DV)[None, :])
+    """What a segment reads by itself: its length, the lowest position within the window, the first position read,
+    blocks of BN positions that each split gets, and how many splits have any (at least one)."""
+    length = tl.load(lens_ptr + segment)
+    lowest = 0
+    begin = 0
+    if SHARED_PARTS > 0:
+        begin = tl.load(starts_ptr + segment)
+    if WINDOW > 0:
+        lowest = tl.maximum(length - WINDOW, 0)
+        begin = tl.maximum(begin, lowest // BN * BN)
+    blocks = tl.cdiv(tl.maximum(length - begin, 0), BN)
+    per_split = tl.maximum(tl.cdiv(blocks, SPLITS), LEAST)
+    return length, lowest, begin, per_split, tl.maximum(tl.cdiv(blocks, per_split), 1)
 
 
 @triton.jit(
@@ -158,7 +137,6 @@ def _decode(
     out_ptr,
     part_ptr,
     lse_ptr,
-    counter_ptr,
     q_stride,
     pool_stride,
     table_stride,
@@ -167,7 +145,6 @@ def _decode(
     softcap,
     G: tl.constexpr,
     GP: tl.constexpr,
-    HP: tl.constexpr,
     HKV: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr,
@@ -184,23 +161,21 @@ def _decode(
     LINES: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Each split of each segment's own part: the result where there is no other part, else one for ``_combine``."""
+    if SHARED_PARTS > 0:
+        # This kernel runs beside ``_shared``, its predecessor: that it runs means that what wrote q and the newest key,
+        # which stands before that one, is complete (``launch``). ``_combine`` may wait for both from now on.
+        launch_dependents(PDL)
     segment = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     row = tl.load(rows_ptr + segment).to(tl.int64)
-    length = tl.load(lens_ptr + segment)
-    own = 0
+    length, lowest, begin, per_split, used = _own_part(
+        lens_ptr, starts_ptr, segment, BN, SPLITS, LEAST, SHARED_PARTS, WINDOW
+    )
     shared = 0
     if SHARED_PARTS > 0:
-        own = tl.load(starts_ptr + segment)
         shared = tl.load(shared_count_ptr + segment)
-    lowest = 0
-    if WINDOW > 0:
-        lowest = tl.maximum(length - WINDOW, 0)
-    begin = tl.maximum(own, lowest // BN * BN)
-    blocks = tl.cdiv(tl.maximum(length - begin, 0), BN)
-    per_split = tl.maximum(tl.cdiv(blocks, SPLITS), LEAST)
-    used = tl.maximum(tl.cdiv(blocks, per_split), 1)
     if split < used:
         g = tl.arange(0, GP)
         heads = kv_head * G + g
@@ -217,7 +192,8 @@ def _decode(
             line = tl.arange(0, LINES) * (BD // LINES)
             prefetch_to_l2(k_ptr + kv_head * D + slots[:, None] * pool_stride + line[None, :])
             prefetch_to_l2(v_ptr + kv_head * DV + slots[:, None] * (pool_stride // D * DV) + line[None, :])
-        wait_for_predecessor(PDL)
+        if SHARED_PARTS == 0:
+            wait_for_predecessor(PDL)
         acc = tl.zeros((GP, BDV), tl.float32)
         m = tl.full((GP,), -float("inf"), tl.float32)
         total = tl.zeros((GP,), tl.float32)
@@ -261,30 +237,74 @@ def _decode(
             safe = tl.where(total > 0.0, total, 1.0)
             tl.store(part_ptr + place[:, None] * DV + dv[None, :], acc / safe[:, None], mask=out_mask)
             tl.store(lse_ptr + place, tl.where(total > 0.0, m + tl.log2(safe), -float("inf")), mask=live)
-            tl.debug_barrier()
-            done = tl.atomic_add(counter_ptr + segment * HKV + kv_head, 1, sem="acq_rel")
-            if done == used - 1:
-                tl.store(counter_ptr + segment * HKV + kv_head, 0)
-                _merge(
-                    out_ptr,
-                    part_ptr,
-                    lse_ptr,
-                    sinks_ptr,
-                    segment,
-                    kv_head,
-                    batch,
-                    shared,
-                    shared + used,
-                    G,
-                    HP,
-                    HKV,
-                    DV,
-                    BDV,
-                    SHARED_PARTS,
-                    SINKS,
-                )
-    else:
+        if SHARED_PARTS > 0:  # noqa: SIM102
+            # One block ends after ``_shared`` has, so that what waits for this kernel waits for both.
+            if segment + kv_head + split == 0:
+                wait_for_predecessor(PDL)
+    elif SHARED_PARTS == 0:
         wait_for_predecessor(PDL)
+
+
+@triton.jit(
+    do_not_specialize=["batch"],
+    do_not_specialize_on_alignment=["lens_ptr", "starts_ptr", "shared_count_ptr"],
+)
+def _combine(
+    lens_ptr,
+    starts_ptr,
+    shared_count_ptr,
+    sinks_ptr,
+    out_ptr,
+    part_ptr,
+    lse_ptr,
+    batch,
+    HEADS: tl.constexpr,
+    EACH: tl.constexpr,
+    DV: tl.constexpr,
+    BDV: tl.constexpr,
+    BN: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LEAST: tl.constexpr,
+    SHARED_PARTS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Merge what ``_shared`` and ``_decode`` left of EACH heads of a segment, one head after the other: one warp, eight
+    parts at a time, so that the sums stay inside a thread and the loads fly together."""
+    segment = tl.program_id(0).to(tl.int64)
+    first_head = tl.program_id(1) * EACH
+    _, _, _, _, used = _own_part(lens_ptr, starts_ptr, segment, BN, SPLITS, LEAST, SHARED_PARTS, WINDOW)
+    shared = 0
+    if SHARED_PARTS > 0:
+        shared = tl.load(shared_count_ptr + segment)
+    count = shared + used
+    dv = tl.arange(0, BDV)
+    wait_for_predecessor(PDL)
+    if count > 1:
+        for head in range(first_head, first_head + EACH):
+            m = -float("inf")
+            total = 0.0
+            if SINKS:
+                m = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
+                total = 1.0
+            acc = tl.zeros((BDV,), tl.float32)
+            for start in range(0, count, 8):
+                i = start + tl.arange(0, 8)
+                part = tl.where(i < shared, i, i - shared + SHARED_PARTS)
+                place = (part * batch + segment) * HEADS + head
+                there = (i < count)[:, None] & (dv < DV)[None, :]
+                lse = tl.load(lse_ptr + place, mask=i < count, other=-float("inf"))
+                o = tl.load(part_ptr + place[:, None] * DV + dv[None, :], mask=there, other=0.0)
+                m_new = tl.maximum(m, tl.max(lse, axis=0))
+                base = tl.where(m_new == -float("inf"), 0.0, m_new)
+                weight = tl.exp2(lse - base)
+                alpha = tl.exp2(m - base)
+                total = total * alpha + tl.sum(weight, axis=0)
+                acc = acc * alpha + tl.sum(o * weight[:, None], axis=0)
+                m = m_new
+            y = acc / tl.where(total > 0.0, total, 1.0)
+            tl.store(out_ptr + (segment * HEADS + head) * DV + dv, y.to(out_ptr.dtype.element_ty), mask=dv < DV)
 
 
 @triton.jit(do_not_specialize=["batch"])
@@ -316,13 +336,14 @@ def _shared(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """All queries of an item's members against its stretch, into each member's part (``ITEM_FIELDS``)."""
     items = tl.load(num_items_ptr)
     d = tl.arange(0, BD)
     dv = tl.arange(0, BDV)
     r = tl.arange(0, BM)
     wait_for_predecessor(PDL)
     for work in range(tl.program_id(0), items * HKV, tl.num_programs(0)):
-        item = items_ptr + (work // HKV) * 6
+        item = items_ptr + (work // HKV) * 6  # ITEM_FIELDS
         kv_head = work % HKV
         first = tl.load(item)
         count = tl.load(item + 1)
@@ -367,6 +388,25 @@ def _shared(
         tl.store(lse_ptr + place, tl.where(total > 0.0, m + tl.log2(safe), -float("inf")), mask=live)
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Stretches of slots that several segments have in common, on the device. All int32, in a step's own numbers of
+    segments; the shapes are upper bounds that a captured graph keeps."""
+
+    items: torch.Tensor
+    """[n, ITEM_FIELDS], each with at most ``shared_tile(heads // kv_heads)`` members"""
+    num_items: torch.Tensor
+    """[1]: how many of them are valid"""
+    members: torch.Tensor
+    """segment indices"""
+    own_starts: torch.Tensor
+    """[B]: the first position of each segment that no stretch covers"""
+    counts: torch.Tensor
+    """[B]: parts that each segment gets from stretches"""
+    most: int
+    """The largest count that may occur"""
+
+
 @dataclass(slots=True)
 class DecodeWorkspace:
     """Scratch of the decode kernels, allocated once and kept for the life of every graph that was captured with it."""
@@ -375,8 +415,6 @@ class DecodeWorkspace:
     """float32: partial outputs, viewed as [parts, batch, heads, v_head_dim]"""
     lse: torch.Tensor
     """float32: their log-sum-exp in base 2, viewed as [parts, batch, heads]"""
-    counters: torch.Tensor
-    """int32 [max batch · kv_heads], zero between launches"""
 
     @staticmethod
     def allocate(
@@ -384,34 +422,38 @@ class DecodeWorkspace:
     ) -> DecodeWorkspace:
         """Room for every batch up to ``max_batch`` with the splits of ``choose_splits`` and ``shared_parts``."""
         most = max(
-            (shared_parts + choose_splits(b, num_kv_heads, num_multiprocessors(device))) * b
+            (shared_parts + choose_splits(b, num_kv_heads, num_multiprocessors(device))[0]) * b
             for b in range(1, max_batch + 1)
         )
         return DecodeWorkspace(
             torch.empty(most * num_heads * v_head_dim, dtype=torch.float32, device=device),
             torch.empty(most * num_heads, dtype=torch.float32, device=device),
-            torch.zeros(max_batch * num_kv_heads, dtype=torch.int32, device=device),
         )
 
 
-def decode_tile(batch: int, kv_heads: int, group: int, head_dim: int, itemsize: int) -> tuple[int, int, int]:
+def decode_tile(
+    batch: int, kv_heads: int, group: int, head_dim: int, itemsize: int, beside_shared: bool = False
+) -> tuple[int, int, int]:
     """Positions of a step of the loop over slots, its pipeline stages (two for each buffer of keys and values, because
-    slots are fetched first) and warps; measured on an H200 (docs/benchmarks.md).
+    slots are fetched first) and warps; measured on an H200 (docs/benchmarks.md). ``beside_shared``: small enough to run
+    on the multiprocessors that ``_shared`` occupies.
     """
     if head_dim > 128 or itemsize > 2:
         return 32, 5, 4
-    if batch * kv_heads >= 1024 or (group <= 4 and batch > 1):
-        return 32, 8, 2
-    return 64, 5, 4
+    few = batch * kv_heads <= (32 if group <= 4 else 64)
+    return (64, 5, 4) if few and not beside_shared else (32, 5, 2)
 
 
-def choose_splits(batch: int, num_kv_heads: int, multiprocessors: int) -> int:
-    """Blocks per segment and kv head: enough to fill the device some four times at small batches, and never one at
-    large ones, so that a single long segment does not hold the step up alone. Splits that a short segment does not
-    need end at once.
+def choose_splits(batch: int, num_kv_heads: int, multiprocessors: int) -> tuple[int, int]:
+    """Blocks per segment and kv head, and the least positions of one. Enough blocks to fill the device some four times
+    at small batches; at large ones few, so that the longest segments do not hold the step up alone: of lengths between
+    512 and 1,900 that takes a tenth off 128 segments, though of equal lengths it costs some. Splits that a short
+    segment does not need end at once.
     """
-    splits = power_of_two(divide_up(4 * multiprocessors, batch * num_kv_heads))
-    return max(2, min(32, splits))
+    blocks = batch * num_kv_heads
+    splits = power_of_two(divide_up(4 * multiprocessors, blocks))
+    splits = max(8 if blocks < 1024 else 4, min(32, splits))
+    return splits, 128 if splits >= 16 else 256 if blocks <= multiprocessors else 512
 
 
 def shared_parts(
@@ -419,30 +461,25 @@ def shared_parts(
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
     slot_table: torch.Tensor,
-    items: torch.Tensor,
-    num_items: torch.Tensor,
-    members: torch.Tensor,
+    shared: Shared,
     workspace: DecodeWorkspace,
     scale: float,
     softcap: float = 0.0,
 ) -> None:
-    """Attend shared stretches of slots for all their members at once; partial results go to ``workspace``.
-
-    q [B, heads, D]; items int32 [n, ITEM_FIELDS], the first ``num_items`` [1] of them valid, each with at most
-    ``shared_tile(heads // kv_heads)`` members; members int32: segment indices. ``decode`` merges the parts.
-    """
+    """Attend shared stretches for all their members at once; the partial results go to ``workspace``. A part of
+    ``decode``, whose arguments these are."""
     batch, num_heads, dim = q.shape
     kv_heads, v_dim = k_pool.shape[1], v_pool.shape[2]
-    group = num_heads // kv_heads
     small = dim <= 128 and q.dtype.itemsize == 2
+    block, stages = (64, 7) if small else (32, 3)
     _shared[(num_multiprocessors(q.device) * 2,)](
         q,
         k_pool,
         v_pool,
         slot_table,
-        items,
-        num_items,
-        members,
+        shared.items,
+        shared.num_items,
+        shared.members,
         workspace.parts,
         workspace.lse,
         q.stride(0),
@@ -451,23 +488,19 @@ def shared_parts(
         batch,
         scale * LOG2E,
         softcap * LOG2E,
-        G=group,
+        G=num_heads // kv_heads,
         HKV=kv_heads,
         D=dim,
         DV=v_dim,
         BD=power_of_two(dim),
         BDV=power_of_two(v_dim),
         BM=SHARED_ROWS,
-        BN=64 if small else 32,
+        BN=block,
         SOFTCAP=softcap > 0.0,
-        STAGES=5 if small else 3,
+        STAGES=stages,
         num_warps=4,
         **pdl_options(q.device),
     )
-
-
-SHARED_ROWS = 64
-"""Query rows (members times heads of a group) of one shared item."""
 
 
 def shared_tile(group: int) -> int:
@@ -487,18 +520,16 @@ def decode(
     window: int = 0,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
-    own_starts: torch.Tensor | None = None,
-    shared_counts: torch.Tensor | None = None,
-    max_shared_parts: int = 0,
+    shared: Shared | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of one query token per segment over its keys, itself included.
 
     q [B, heads, D], rows contiguous; k_pool [slots, kv_heads, D], v_pool [slots, kv_heads, DV], q's dtype or float8;
     slot_table int32 [rows, context]; rows, kv_lens int32 [B] (a length of 0 gives zeros). ``window``: the last so many
-    tokens only. ``softcap``: c·tanh(x/c) on scaled logits. ``sinks`` [heads]: a logit per head that takes weight and
-    gives no value. After ``shared_parts``: own_starts int32 [B], the first position that no shared part covered, and
-    shared_counts int32 [B], parts of each segment, at most ``max_shared_parts``. Returns [B, heads, DV].
+    tokens only, without ``shared``. ``softcap``: c·tanh(x/c) on scaled logits. ``sinks`` [heads]: a logit per head that
+    takes weight and gives no value. ``shared``: stretches that are read once for all who have them. Returns
+    [B, heads, DV].
     """
     if out is None:
         out = torch.empty(*q.shape[:2], v_pool.shape[2], dtype=q.dtype, device=q.device)
@@ -506,10 +537,18 @@ def decode(
     if batch == 0:
         return out
     kv_heads = k_pool.shape[1]
-    splits = choose_splits(batch, kv_heads, num_multiprocessors(q.device))
-    parts = max_shared_parts + splits
-    if parts * batch * num_heads > workspace.lse.numel() or batch * kv_heads > workspace.counters.numel():
+    splits, least = choose_splits(batch, kv_heads, num_multiprocessors(q.device))
+    parts = splits if shared is None else shared.most + splits
+    if parts * batch * num_heads > workspace.lse.numel():
         raise ValueError(f"the decode workspace is too small for a batch of {batch} with {parts} parts; allocate more")
+    if shared is not None:
+        if window:
+            raise ValueError("a window needs a stretch cut at another place for each segment; it cannot be shared")
+        shared_parts(q, k_pool, v_pool, slot_table, shared, workspace, scale, softcap)
+    tile = _tile_options(out, k_pool, v_pool, splits, least, shared is not None)
+    launch = pdl_options(q.device)
+    most, has_sinks = 0 if shared is None else shared.most, sinks is not None
+    starts, counts = (rows, rows) if shared is None else (shared.own_starts, shared.counts)
     _decode[(batch, kv_heads, splits)](
         q,
         k_pool,
@@ -517,39 +556,60 @@ def decode(
         slot_table,
         rows,
         kv_lens,
-        rows if own_starts is None else own_starts,
-        rows if shared_counts is None else shared_counts,
+        starts,
+        counts,
         q if sinks is None else sinks,
         out,
         workspace.parts,
         workspace.lse,
-        workspace.counters,
         q.stride(0),
         k_pool.stride(0),
         slot_table.stride(0),
         batch,
         scale * LOG2E,
         softcap * LOG2E,
-        SHARED_PARTS=max_shared_parts,
+        SHARED_PARTS=most,
         WINDOW=window,
         SOFTCAP=softcap > 0.0,
-        SINKS=sinks is not None,
-        **_tile_options(out, k_pool, v_pool, splits),
-        **pdl_options(q.device),
+        SINKS=has_sinks,
+        **tile,
+        **launch,
+    )
+    each = 1 if batch * num_heads <= MOST_BLOCKS else num_heads // kv_heads
+    _combine[(batch, num_heads // each)](
+        kv_lens,
+        starts,
+        counts,
+        q if sinks is None else sinks,
+        out,
+        workspace.parts,
+        workspace.lse,
+        batch,
+        HEADS=num_heads,
+        EACH=each,
+        SHARED_PARTS=most,
+        WINDOW=window,
+        SINKS=has_sinks,
+        num_warps=1,
+        **{name: tile[name] for name in ("DV", "BDV", "BN", "SPLITS", "LEAST")},
+        **launch,
     )
     return out
 
 
-def _tile_options(out: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, splits: int) -> dict[str, int]:
+def _tile_options(
+    out: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, splits: int, least: int, beside_shared: bool
+) -> dict[str, int]:
     """Launch options that follow from shapes."""
     batch, num_heads, _ = out.shape
     kv_heads, dim, v_dim = k_pool.shape[1], k_pool.shape[2], v_pool.shape[2]
     group = num_heads // kv_heads
-    block, stages, warps = TILE or decode_tile(batch, kv_heads, group, max(dim, v_dim), out.dtype.itemsize)
+    block, stages, warps = TILE or decode_tile(
+        batch, kv_heads, group, max(dim, v_dim), out.dtype.itemsize, beside_shared
+    )
     return {
         "G": group,
         "GP": max(16, power_of_two(group)),
-        "HP": power_of_two(group),
         "HKV": kv_heads,
         "D": dim,
         "DV": v_dim,
@@ -557,7 +617,7 @@ def _tile_options(out: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor,
         "BDV": power_of_two(v_dim),
         "BN": block,
         "SPLITS": splits,
-        "LEAST": (128 if splits >= 16 else 256 if splits >= 8 else 1024) // block,
+        "LEAST": least // block,
         "LINES": max(1, power_of_two(dim) * k_pool.element_size() // 128),
         "STAGES": stages,
         "num_warps": warps,

@@ -2,9 +2,13 @@
 multiprocessors, block sizes. Knows devices only, never what a kernel computes.
 
 Programmatic dependent launch (Hopper and later) lets a kernel's blocks start while the previous kernel drains. Every
-kernel here that is launched so keeps one rule: it reads nothing that an earlier kernel of the step wrote, and writes
+kernel that is launched so keeps one rule: it reads nothing that an earlier kernel of the step wrote, and writes
 nothing, before ``gdc_wait``; only weights and step metadata may be touched before. ``gdc_launch_dependents`` comes
 after ``gdc_wait``, so a kernel that has started knows that its predecessor's predecessor is complete.
+
+One kernel does otherwise: where stretches are shared, ``decode._decode`` runs beside ``_shared``, its predecessor, and
+relies on that last sentence instead of waiting. It lets ``_combine`` start before ``_shared`` has ended, so that one
+may do less before its wait than the sentence says: touch metadata.
 """
 
 from __future__ import annotations
@@ -105,6 +109,14 @@ def wait_for_predecessor(PDL: tl.constexpr):
     """Everything earlier kernels wrote is visible after this; later kernels may start their prologues."""
     if PDL:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def launch_dependents(PDL: tl.constexpr):
+    """Let the next kernel start although this one's predecessor may still run, which the rule above excludes: the next
+    one can rely on nothing before its own wait."""
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
