@@ -22,8 +22,9 @@ from ceiba.server.request import ChatPrompt, EngineRequest, Input, LengthRule
 from ceiba.text.parsers.tools.base import ToolFormat
 
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
-IMAGE_PARTS = {"image_url", "input_image"}
-TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
+# Not sets: a request may name anything as a type, and not all of it can be looked up in a set.
+IMAGE_PARTS = ("image_url", "input_image")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 _OURS = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 EFFORTS: dict[str, int | None] = {
     "none": 0,
@@ -148,7 +149,7 @@ def _check_parts(parts: list[Any], where: str) -> None:
             _refuse_image(part, f"{where}[{i}]")
         if kind not in TEXT_PARTS:
             raise BadRequest(
-                f"{where}[{i}]: part type {kind!r} is not available; this model takes parts of type text.",
+                f"{where}[{i}]: part type {str(kind)[:50]!r} is not available; this model takes parts of type text.",
                 param=f"{where}[{i}]",
             )
         if not isinstance(part.get("refusal" if kind == "refusal" else "text"), str):
@@ -208,7 +209,8 @@ def _choice(chat: Chat) -> str:
         named = function.get("name") if isinstance(function, dict) else None
         if not isinstance(named, str) or choice.get("type", "function") != "function":
             raise BadRequest(f'{name} must be none, auto, required or {{"type": "function", …}}.', param=name)
-        if named not in {tool.get("function", {}).get("name") for tool in chat.tools if isinstance(tool, dict)}:
+        functions = [tool.get("function") for tool in chat.tools if isinstance(tool, dict)]
+        if named not in [function.get("name") for function in functions if isinstance(function, dict)]:
             raise BadRequest(f"{name} names {named!r}, which is not among the tools of the request.", param=name)
         return named
     if choice not in {"none", "auto", "required"}:

@@ -35,10 +35,17 @@ def apply(body: Any, front: Front, request: EngineRequest) -> EngineRequest:
     return request
 
 
+def is_mark(control: Any) -> bool:
+    """Whether ``control`` marks a prompt to be kept, for one of the times that we know."""
+    if not isinstance(control, dict) or control.get("type") != "ephemeral":
+        return False
+    ttl = control.get("ttl", "5m")
+    return isinstance(ttl, str) and ttl in PIN_TTLS
+
+
 def pin_seconds(control: dict[str, Any], front: Front) -> float:
     """How long ``{"type": "ephemeral", "ttl": "5m" | "1h"}`` keeps a prompt cached."""
-    ttl = control.get("ttl", "5m")
-    if control.get("type") != "ephemeral" or set(control) - {"type", "ttl"} or ttl not in PIN_TTLS:
+    if not is_mark(control) or set(control) - {"type", "ttl"}:
         raise BadRequest(
             'cache_control must be {"type": "ephemeral"}, with "ttl": "5m" (the default) or "1h".',
             param="cache_control",
@@ -50,7 +57,7 @@ def pin_seconds(control: dict[str, Any], front: Front) -> float:
             param="cache_control",
             code="not_available",
         )
-    return PIN_TTLS[ttl]
+    return PIN_TTLS[control.get("ttl", "5m")]
 
 
 def tenant(scope: Scope, front: Front) -> str:

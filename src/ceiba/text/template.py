@@ -289,7 +289,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
         if not isinstance(text, str):
             raise BadRequest(f"{where}.text must be a string", param="messages")
         return {"type": "text", "text": text}
-    if kind in _MEDIA:
+    if isinstance(kind, str) and kind in _MEDIA:
         # The template only marks the place; the picture itself never goes through it.
         return {"type": _MEDIA[kind]}
     raise BadRequest(

@@ -12,7 +12,7 @@ from typing import Any
 
 from ceiba.core.errors import BadRequest
 from ceiba.server.anthropic.schemas import CountRequest
-from ceiba.server.scheduling import PIN_TTLS
+from ceiba.server.scheduling import is_mark
 
 
 def marked(body: CountRequest) -> int | None:
@@ -22,8 +22,7 @@ def marked(body: CountRequest) -> int | None:
     for where, count, control in _marks(body):
         if control is None:
             continue
-        ttl = control.get("ttl", "5m") if isinstance(control, dict) else None
-        if not isinstance(control, dict) or control.get("type") != "ephemeral" or ttl not in PIN_TTLS:
+        if not is_mark(control):
             raise BadRequest(
                 f'{where} must be {{"type": "ephemeral"}}, with "ttl": "5m" (the default) or "1h".', param=where
             )

@@ -55,7 +55,7 @@ _BLOCK_FIELDS = {
     "tool_result": frozenset({"type", "tool_use_id", "content", "is_error", "cache_control"}),
     "thinking": frozenset({"type", "thinking", "signature"}),
 }
-_MEDIA = {"image", "video", "audio"}
+_MEDIA = ("image", "video", "audio")
 
 
 def request_of(body: MessagesRequest, front: Front, headers: Headers) -> EngineRequest:

@@ -12,7 +12,7 @@ from ceiba.core import limits
 from ceiba.core.errors import BadRequest
 from ceiba.core.sampling import LogprobSpec, SamplingParams
 from ceiba.server import structured
-from ceiba.server.conversation import Chat, check_effort, unheard
+from ceiba.server.conversation import TEXT_PARTS, Chat, check_effort, unheard
 from ceiba.server.front import Front
 from ceiba.server.hints import hint_header, hints_of
 from ceiba.server.openai.translate import check_callers, only, refuse
@@ -139,7 +139,7 @@ def messages_of(items: list[Item]) -> list[dict[str, Any]]:
                 raise BadRequest(f"{at}.call_id is missing.", param=f"{at}.call_id")
             text = _content(item.get("output"), f"{at}.output")
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": text})
-        elif kind in {"message", "function_call", "reasoning"}:
+        elif kind in ("message", "function_call", "reasoning"):
             if turn is None or (kind != "function_call" and turn.get("tool_calls")):
                 turn = {"role": "assistant", "content": None}
                 messages.append(turn)
@@ -182,7 +182,7 @@ def _content(content: Any, where: str) -> str:
     texts = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in {"input_text", "output_text", "text", "refusal"}:
+        if kind not in TEXT_PARTS:
             raise BadRequest(
                 f"{where}[{i}]: part type {str(kind)[:50]!r} is not available; this model takes text only.",
                 param=f"{where}[{i}]",

@@ -170,7 +170,7 @@ def types(schema: Schema, root: Schema, depth: int = 0) -> frozenset[str]:
     if isinstance(said, str):
         return frozenset({said}) if said in _TYPES else frozenset({_ALIASES.get(said, "string")})
     if isinstance(said, list):
-        return frozenset(t for t in said if t in _TYPES) or ANY
+        return frozenset(t for t in said if isinstance(t, str) and t in _TYPES) or ANY
     if "const" in schema:
         return frozenset({_type_of(schema["const"])})
     if isinstance(schema.get("enum"), list):
