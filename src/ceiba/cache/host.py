@@ -36,7 +36,7 @@ class Operation:
     ticket: int = -1
     copies: list[HostCopy] = field(default_factory=list)
     nodes: list[TierNode] = field(default_factory=list)
-    """RESTORE: the nodes that come back to the device, from the top."""
+    """RESTORE: the nodes that come back to the device, parts of a split one in any order."""
     start: int = 0
     """RESTORE, UNPACK: tokens before the first one moved."""
     slots: Int32 = field(default_factory=lambda: _NO_SLOTS)

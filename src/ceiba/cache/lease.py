@@ -21,7 +21,7 @@ from ceiba.cache.allocator import SlotAllocator
 from ceiba.cache.base import FULL, Match, Node, PrefixCache
 from ceiba.cache.keys import CacheKey, Int32, ceil_page, floor_page
 from ceiba.cache.pins import PinBoard
-from ceiba.cache.sparse import sparse_table
+from ceiba.core.lazy import sparse_table
 
 
 class LeaseTable:

@@ -12,7 +12,11 @@ States of a node, with what lies where:
     ARRIVING    host arriving          -> HOSTED
     BACKED_UP   device and host        -> HOSTED (device evicted) or RESIDENT (host evicted)
     HOSTED      host                   -> LOADING, BACKED_UP (somebody computed it again), or out of the tree
-    LOADING     host, device arriving  -> BACKED_UP, all nodes of one restore together, or HOSTED again
+    LOADING     host, device arriving  -> BACKED_UP when it has arrived, or as soon as somebody computes it; HOSTED if
+                                          the restore fails or is cancelled
+
+A node that is computed while a restore still brings it is BACKED_UP and stays claimed (``loading``): evicted again
+before the restore has ended, it is LOADING again.
 
 Invariants: what is on the device is closed towards the root, so plain matches and locks see a plain tree; every node
 has a copy somewhere or one arriving. Device slots that leave while a copy still reads them are fenced, not waited for.
@@ -61,6 +65,8 @@ class TierNode(Node):
         self.host_children = 0
         """Children with a host copy, arriving ones too."""
         self.loading: Operation | None = None
+        """The restore that brings it, until that has ended, though somebody may have computed it meanwhile: a part that
+        is split off belongs to the restore as well."""
         self.stored = False
         """Whether the storage took its pages; it may have dropped them since."""
         self.fetched = False
@@ -305,8 +311,7 @@ class TieredCache(RadixCache):
         operation.cancelled = True
         self.io.fence(operation.ticket)
         for node in operation.nodes:
-            if node.loading is operation:
-                node.loading = None
+            node.loading = None
         self.unlock(operation.held)
         operation.held = None
         slots, operation.slots = operation.slots, _NO_SLOTS
@@ -411,10 +416,10 @@ class TieredCache(RadixCache):
         spare: list[Int32] = []
         for node in sorted(operation.nodes, key=lambda node: node.start):
             part = operation.slots[node.start - operation.start : node.end - operation.start]
-            mine = node.loading is operation
-            if mine:
-                node.loading = None
-            if not arrived or not mine or node.on_device:
+            node.loading = None
+            # One that somebody computed meanwhile may be off the device again: it is taken all the same, or what lies
+            # below it would come to the device without it.
+            if not arrived or node.on_device:
                 spare.append(part)
                 continue
             self._enter_device(node, part)
@@ -459,7 +464,6 @@ class TieredCache(RadixCache):
     def _enter_device(self, node: TierNode, slots: Int32) -> None:
         node.handles = {FULL: slots}
         node.on_device = True
-        node.loading = None
         parent = node.parent
         assert isinstance(parent, TierNode)
         parent.device_children += 1

@@ -112,7 +112,7 @@ class TierIO(Protocol):
         """Write pages ``first``, ``first + 1``, … of ``tokens``."""
 
     def cancel(self, ticket: int) -> None:
-        """Forget a storage job: no news of it will come."""
+        """Forget a storage job or an attach: no news of it will come, and nothing will be attached."""
 
     def poll_storage(self) -> list[StorageDone]: ...
 

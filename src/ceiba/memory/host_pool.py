@@ -22,16 +22,16 @@ Layout = Literal["layer_first", "page_first", "page_first_direct"]
 
 
 class HostPlane:
-    """Keys or values of ``tokens`` slots: ``width`` bytes per token and layer."""
+    """Keys or values of ``tokens`` slots: ``width`` bytes per token and layer. ``pin``: they will be pinned."""
 
-    def __init__(self, layers: int, width: int, tokens: int, page_size: int, layout: Layout) -> None:
+    def __init__(self, layers: int, width: int, tokens: int, page_size: int, layout: Layout, *, pin: bool) -> None:
         self.layers, self.width, self.tokens, self.page_size, self.layout = layers, width, tokens, page_size, layout
         shape = {
             "layer_first": (layers, tokens, width),
             "page_first": (tokens, layers, width),
             "page_first_direct": (tokens // page_size, layers, page_size, width),
         }[layout]
-        self.data = lazy_zeros(*shape, dtype=torch.uint8, device="cpu")
+        self.data = lazy_zeros(*shape, dtype=torch.uint8, device="cpu", huge_pages=pin)
         self.array = self.data.numpy()
 
     def read(self, slots: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -100,7 +100,8 @@ class HostPool:
         self.tokens = tokens - tokens % page_size
         size = shape.dtype.itemsize
         widths = tuple(shape.num_kv_heads * shape.stored(dim) * size for dim in (shape.head_dim, shape.v_head_dim))
-        self.planes = [HostPlane(shape.num_layers, width, self.tokens, page_size, layout) for width in widths if width]
+        layers = shape.num_layers
+        self.planes = [HostPlane(layers, width, self.tokens, page_size, layout, pin=pin) for width in widths if width]
         self._pinned: list[torch.Tensor] = []
         if pin:
             self._pin()

@@ -67,8 +67,12 @@ class TierEngine:
         self._launched_ticket = 0
         self._pending = 0
         self._storage: StorageEngine | None = None
-        self._attaching = False
+        self._attaching = 0
+        """The ticket of the attach under way, else 0. Whoever gives it up closes what it may have connected."""
+        self._attached: tuple[StorageDone, StorageEngine | None] | None = None
+        """What that attach came to, until it is polled."""
         self._lock = threading.Lock()
+        """Of the storage, the attach and the news."""
         self._news: list[StorageDone] = []
         if config.storage_backend is not None:
             check(config.storage_backend, config.storage_options)
@@ -151,39 +155,49 @@ class TierEngine:
         return ticket
 
     def cancel(self, ticket: int) -> None:
-        if self._storage is not None:
+        if ticket == self._attaching:
+            self._forget_attach()
+        elif self._storage is not None:
             self._storage.cancel(ticket)
 
     def poll_storage(self) -> list[StorageDone]:
         with self._lock:
             news, self._news = self._news, []
+            if self._attached is not None:
+                done, self._storage = self._attached
+                self._attaching, self._attached = 0, None
+                news.append(done)
         return news + self._storage.poll() if self._storage is not None else news
 
     def attach(self, backend: str, options: Mapping[str, Any]) -> int:
         check(backend, options)
-        ticket = self._next()
-        self._attaching = True
+        ticket = self._attaching = self._next()
 
         def connect() -> None:
-            done = StorageDone(ticket, final=True)
+            done, storage = StorageDone(ticket, final=True), None
             try:
-                self._storage = self._connect(backend, options)
+                storage = self._connect(backend, options)
             except CeibaError as error:
                 done.error = error.message
             except Exception as error:
                 done.error = f"{type(error).__name__}: {error}"
-            self._attaching = False
-            self._tell(done)
+            with self._lock:
+                wanted = self._attaching == ticket
+                if wanted:
+                    self._attached = done, storage
+            if not wanted and storage is not None:
+                storage.close()
 
         threading.Thread(target=connect, name="kv-storage-attach", daemon=True).start()
         return ticket
 
     def detach(self) -> None:
-        storage, self._storage = self._storage, None
+        self._forget_attach()
+        with self._lock:
+            storage, self._storage = self._storage, None
+            self._news.clear()
         if storage is not None:
             storage.close()
-        with self._lock:
-            self._news.clear()
 
     def clear(self) -> int:
         ticket, storage = self._next(), self._storage
@@ -194,9 +208,10 @@ class TierEngine:
         return ticket
 
     def storage(self) -> StorageStatus:
-        storage = self._storage
+        with self._lock:
+            storage, attaching = self._storage, self._attaching != 0
         if storage is None:
-            return StorageStatus(state="attaching" if self._attaching else "detached")
+            return StorageStatus(state="attaching" if attaching else "detached")
         return storage.status()
 
     def close(self) -> None:
@@ -215,6 +230,12 @@ class TierEngine:
     def _connect(self, backend: str, options: Mapping[str, Any]) -> StorageEngine:
         store = open_store(backend, options, self._identity)
         return StorageEngine(store, self._identity, self.info.storage_page, backend)
+
+    def _forget_attach(self) -> None:
+        with self._lock:
+            attached, self._attached, self._attaching = self._attached, None, 0
+        if attached is not None and attached[1] is not None:
+            attached[1].close()
 
     def _next(self) -> int:
         self._tickets += 1

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
-ALIGNMENT = 64
+from ceiba.core.lazy import lazy_bytes
 
 
-def lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """A zero tensor, contiguous and aligned to a cache line; its host memory is taken page by page as it is written."""
+def lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device | str, huge_pages: bool = False) -> torch.Tensor:
+    """A zero tensor, contiguous and aligned to a page; its host memory is taken page by page as it is written."""
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.zeros(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return torch.from_numpy(raw[start : start + size]).view(dtype).view(shape)
+    data = lazy_bytes(math.prod(shape) * dtype.itemsize, huge_pages=huge_pages)
+    return torch.from_numpy(data).view(dtype).view(shape)

@@ -49,7 +49,7 @@ def load_model(
     """
     facts = checkpoint.facts()
     settings: dict[str, Any] = {**checkpoint.config, **config.override_args}
-    ops = select_ops(device, runner)
+    ops = select_ops(device, runner, DTYPES[config.dtype])
     dummy = config.load_format == "dummy"
     ctx = LayerContext(
         dtype=DTYPES[config.dtype],

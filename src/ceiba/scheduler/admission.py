@@ -254,6 +254,9 @@ class Admission:
                 break
             if request.compiling or (tiers is not None and tiers.fetching(request, now)):
                 continue
+            if tiers is not None and tiers.restoring(request):
+                held += 1  # its slots are lent and the rest is promised: there is nothing to ask room for
+                continue
             own = 0 if tiers is None else tiers.reserved_for(request)
             match = self.matches.of(request)
             total = len(request.tokens)
@@ -275,7 +278,7 @@ class Admission:
             coming = None if tiers is None else tiers.loading(request, match, now)
             if coming is not None:
                 held += 1
-                promised += coming - own
+                promised += coming
                 continue
             # Nobody who overtakes a held request may become the partly prefilled one: it would come first next round.
             length = budget.take(total - match.length, may_cut=self.partial is None and not held)
@@ -290,11 +293,14 @@ class Admission:
             if self.partial is request:
                 promised += self.leases.shortfall(request.row, total - match.length - length)
                 break
+        self._take_from_queue(admitted)
+        self.holding = due
+
+    def _take_from_queue(self, admitted: list[Request]) -> None:
         for request in admitted:
             self.queue.remove(request)
             if self.fair is not None and not request.retractions:
                 self.fair.left_queue(request)
-        self.holding = due
 
     def _makes_room(self, request: Request, prompt: int, match: Match) -> bool:
         """Whether ``request``, beside which nobody runs, may take ``prompt`` slots behind ``match``. What waits and

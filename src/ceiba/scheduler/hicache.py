@@ -215,13 +215,15 @@ class HiCache:
         self._close_fetch(fetch)
         return False
 
-    def loading(self, request: Request, match: Match, now: float) -> int | None:
-        """None: admit ``request`` now. Else it waits for KV from the host, and the number says how many slots it will
-        take on top. There must be room for it; ``match`` is its match on the device."""
+    def restoring(self, request: Request) -> bool:
+        """Whether KV is under way for ``request``."""
         hold = self._holds.get(request.rid)
-        if hold is not None:
-            return hold.reserve if hold.operation is not None else None
-        if request.rid in self._barred:
+        return hold is not None and hold.operation is not None
+
+    def loading(self, request: Request, match: Match, now: float) -> int | None:
+        """None: admit ``request`` now. Else a restore has begun that it waits for, and the number says how many slots
+        it will take on top. There must be room for it; ``match`` is its match on the device."""
+        if request.rid in self._holds or request.rid in self._barred:
             return None
         tiers = self.cache.match_tiers(request.key, request.match_limit)
         if tiers.host <= 0 or tiers.host > self.leases.available - match.unlocked:
@@ -329,7 +331,8 @@ class HiCache:
                 self._barred.add(rid)
                 self._credit.pop(rid, None)
             elif hold.owner:
-                self._credit[rid] = (tokens, operation.from_storage)
+                used = tokens - len(spare)  # somebody computed the others meanwhile
+                self._credit[rid] = (used, min(operation.from_storage, used))
                 hold.operation = None
                 hold.node = self.cache.lock(self.cache.match(hold.request.key, hold.request.match_limit))
                 continue
@@ -510,6 +513,8 @@ class HiCache:
         self._stores.clear()
         self._to_store.clear()
         self.unmark()
+        for ticket in list(self._expected):
+            self._answer(ticket, "the storage was detached meanwhile")
 
     def expect(self, ticket: int, seconds: float, heard: Callable[[StorageDone], None]) -> None:
         """Call ``heard`` with the last news of a job, or with an error when none comes in time."""
@@ -518,7 +523,10 @@ class HiCache:
     def _expire(self, now: float) -> None:
         for ticket in [ticket for ticket, (until, _) in self._expected.items() if now >= until]:
             self.io.cancel(ticket)
-            self._expected.pop(ticket)[1](StorageDone(ticket, final=True, error="the storage does not answer"))
+            self._answer(ticket, "the storage does not answer")
+
+    def _answer(self, ticket: int, error: str) -> None:
+        self._expected.pop(ticket)[1](StorageDone(ticket, final=True, error=error))
 
     def set_knobs(self, knobs: Mapping[str, float]) -> None:
         """Of prefetching, by their names in the extra configuration; what is missing goes back to the default."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ceiba.cache.keys import CacheKey, Int32
-from ceiba.cache.sparse import sparse_table
+from ceiba.core.lazy import sparse_table
 from ceiba.scheduler.request import Request, State
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ceiba.cache.allocator import OutOfSlots, SlotAllocator
-from ceiba.cache.sparse import sparse_table
+from ceiba.core.lazy import sparse_table
 
 
 def test_pages_are_whole_aligned_and_together():
@@ -57,7 +57,7 @@ RESIDENT = """
 import mmap
 import numpy as np
 from pathlib import Path
-from ceiba.cache.sparse import sparse_table
+from ceiba.core.lazy import sparse_table
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

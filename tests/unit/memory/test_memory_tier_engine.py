@@ -12,6 +12,7 @@ import torch
 from ceiba.config.records import HiCacheConfig
 from ceiba.core.errors import ConfigError
 from ceiba.memory.pool import KVPool, KVShape
+from ceiba.memory.storage.engine import StorageEngine
 from ceiba.memory.tiers import TierEngine
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=1, head_dim=4, v_head_dim=4, dtype=torch.float32)
@@ -119,6 +120,35 @@ def test_what_is_stored_comes_back_after_a_restart_and_for_this_model_only(engin
                 assert pool.k[1][1:8, 0, 0].tolist() == [1, 2, 3, 4, 5, 6, 7]
         finally:
             other.close()
+
+
+@pytest.mark.parametrize("by", ["a detach", "running out of time"])
+@pytest.mark.parametrize("connected", [False, True])
+def test_an_attach_that_is_given_up_attaches_nothing(engine, tmp_path, monkeypatch, by: str, connected: bool):
+    opening, closed, opened = threading.Event(), threading.Event(), []
+    real = engine._connect
+
+    def slow(backend, options):
+        opening.wait(10)
+        opened.append(real(backend, options))
+        return opened[0]
+
+    monkeypatch.setattr(engine, "_connect", slow)
+    monkeypatch.setattr(StorageEngine, "close", lambda self: closed.set())
+    ticket = engine.attach("file", {"path": str(tmp_path)})
+    assert engine.storage().state == "attaching"
+    if connected:
+        opening.set()
+        while engine._attached is None:
+            time.sleep(0.001)
+    engine.cancel(ticket) if by == "running out of time" else engine.detach()
+    assert engine.storage().state == "detached"
+    opening.set()
+    assert closed.wait(10)
+    assert engine.storage().state == "detached"
+    assert not engine.poll_storage()
+    monkeypatch.undo()
+    opened[0].close()
 
 
 def test_attaching_what_cannot_be_opened_says_so(engine, tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from ceiba.core.lazy import lazy_bytes
 from ceiba.memory.zeros import lazy_zeros
 
 PAGE = mmap.PAGESIZE
@@ -39,6 +40,19 @@ def resident(x: torch.Tensor) -> int:
 @pytest.mark.skipif(not PAGEMAP.exists(), reason="this system does not say which pages lie in memory")
 def test_memory_is_taken_as_it_is_written() -> None:
     x = lazy_zeros(1 << 14, 1 << 14, dtype=torch.int32, device="cpu")
-    assert resident(x) < 16 << 20
+    assert resident(x) == 0
     x[: 1 << 11].fill_(1)
     assert 128 << 20 <= resident(x) < 144 << 20
+
+
+@pytest.mark.skipif(not PAGEMAP.exists(), reason="this system does not say which pages lie in memory")
+def test_what_is_written_here_and_there_takes_small_pages() -> None:
+    """A KV pool has as many such places as layers; a huge page each would be 128 MiB."""
+    x = lazy_zeros(64, 1 << 22, dtype=torch.uint8, device="cpu")
+    x[:, 0] = 1
+    assert 64 * PAGE <= resident(x) < 4 << 20
+
+
+def test_memory_that_is_not_there_is_said_with_its_size() -> None:
+    with pytest.raises(MemoryError, match=r"281475\.0 GB"):
+        lazy_bytes(1 << 48)

@@ -81,6 +81,47 @@ def test_others_go_on_while_one_waits_for_its_restore():
     world.check("goes")
 
 
+def evict_all(world) -> None:
+    leases = world.scheduler.leases
+    leases.allocator.release(leases.cache.evict(1000)["full"])
+
+
+@pytest.mark.parametrize("pool", [130, 150, 200])
+def test_slots_that_a_restore_was_lent_are_not_asked_for_twice(pool):
+    """A short request behind one whose restore is under way is served while there is room for both."""
+    world = make_tier_world(pool=pool, context=95, instant=False)
+    world.serve("a", prompt(0, 50))
+    evict_all(world)
+    world.tiers.eager = False
+    world.ask("runs", prompt(9, 5), max_new_tokens=30, ignore_eos=True)
+    world.step(3)
+    world.ask("waits", [*prompt(0, 49), *prompt(3, 31)], max_new_tokens=2, ignore_eos=True)
+    world.step()
+    world.ask("goes", prompt(5, 6), max_new_tokens=1, ignore_eos=True)
+    world.step(6)
+    assert world.scheduler.hicache.waiting == 1
+    assert world.answer("goes").finish is not None
+    world.tiers.eager = True
+    world.finish()
+    for rid in world.asked:
+        world.check(rid)
+
+
+def test_pins_do_not_give_way_for_what_a_restore_has_been_lent_already():
+    world = make_tier_world(pool=100, context=95, instant=False, cache_pin_budget=20)
+    world.serve("a", prompt(0, 50))
+    evict_all(world)
+    world.serve("p", prompt(7, 12), pin="p")
+    world.tiers.eager = False
+    world.ask("b", [*prompt(0, 49), *prompt(3, 31)], max_new_tokens=2, ignore_eos=True)
+    world.step(4)
+    assert world.scheduler.hicache.waiting == 1
+    world.tiers.eager = True
+    world.finish()
+    world.check("b")
+    assert world.scheduler.leases.pins.tokens == 12
+
+
 def test_write_through_copies_at_once_selective_what_was_hit_and_write_back_what_leaves():
     for policy, after_first, after_second in (
         ("write_through", True, True),
@@ -185,6 +226,48 @@ def test_aborting_whoever_waits_leaves_nothing_behind():
     world.settle()
     assert world.scheduler.leases.cache.locked == 0
     assert world.serve("b", prompt(0, 50)) == {"device": 49}  # the restore was not in vain
+
+
+def restore_that_meets_another(length: int):
+    """A world where the restore of prompt 0 is under way for "a", and "b" has computed its first tokens meanwhile."""
+    world = make_tier_world(pool=100, host=400, instant=False)
+    fill(world)
+    world.tiers.eager = False
+    world.scheduler.hicache.cost.worth = lambda tokens: tokens == 49
+    world.ask("b", prompt(0, length), max_new_tokens=1, ignore_eos=True)
+    world.step()
+    world.ask("a", prompt(0, 50), max_new_tokens=2, ignore_eos=True)
+    world.step(3)
+    assert world.answer("b").finish is not None
+    assert world.scheduler.hicache.waiting == 1
+    return world
+
+
+def finish_restore(world) -> None:
+    """The copy arrives; the books must balance at once and to the end."""
+    world.tiers.tick(1)
+    world.step()
+    world.tiers.eager = True
+    world.finish()
+    for rid in world.asked:
+        world.check(rid)
+    assert world.answer("a").usages[-1].cached_tokens == 49
+
+
+def test_a_restore_gives_back_the_slots_of_a_part_that_was_computed_and_split_meanwhile():
+    world = restore_that_meets_another(30)
+    world.ask("c", [*prompt(0, 20), 7, 7], max_new_tokens=1, ignore_eos=True)
+    world.step()
+    assert 20 in [node.end for node in nodes(world) if node.on_device]
+    finish_restore(world)
+    assert world.answer("a").usages[-1].cached_by_tier == {"device": 30, "host": 19}
+
+
+def test_a_restore_brings_what_was_computed_and_evicted_again_meanwhile():
+    world = restore_that_meets_another(20)
+    evict_all(world)
+    assert not any(node.on_device for node in nodes(world))
+    finish_restore(world)
 
 
 def test_running_requests_take_back_what_waiting_ones_hold():
@@ -462,6 +545,18 @@ def test_detaching_in_the_middle_of_a_fetch_lets_the_request_go_on():
     world.tiers.eager = True
     world.finish()
     world.check("a")
+
+
+@pytest.mark.parametrize("op", ["hicache_attach", "hicache_clear"])
+def test_detaching_answers_whoever_waits_for_the_storage(op):
+    world = make_tier_world() if op == "hicache_attach" else stored_world()
+    world.port.push(Control(id=0, op=op, args={"backend": "file"} if op == "hicache_attach" else {}))
+    world.port.push(Control(id=1, op="hicache_detach", args={}))
+    world.step(3)
+    waited, detached = sorted(world.port.replies, key=lambda reply: reply.id)
+    assert (waited.ok, detached.ok) == (False, True)
+    assert "detached meanwhile" in waited.error
+    assert not world.scheduler.hicache.busy
 
 
 def test_tree_and_explain_know_the_tiers():
