@@ -129,7 +129,7 @@ def check(engine: Engine, length: int, prompts: int, pool: int, vocab: int) -> b
             lead = cold.top[cold.token] - cold.top.get(device.token, -float("inf"))
             differ.append(f"led by {lead:.4f}, where the two are up to {apart(cold, device):.4f} apart")
     damaged = status(engine)["detail"]["corrupt_pages"]
-    exact = engine.config.runner.device == "cpu" and cpu.available and cpu.best_set() != "amx"
+    exact = engine.config.runner.device == "cpu" and cpu.available and cpu.same_bits()
     good = not unequal and not damaged and not (differ and exact)
     print(
         f"{length} tokens, {prompts} prompts: {2 * prompts - unequal} of {2 * prompts} answers from host and storage "

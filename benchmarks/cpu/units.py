@@ -1,8 +1,8 @@
 """Build the CPU kernels by themselves, check every instruction set of this machine against float64, and time it.
 
 Needs g++ (12 or later), cmake, numpy and nanobind; nothing else of Ceiba. ``python benchmarks/cpu/units.py`` builds
-into a temporary folder, ``--module`` takes a built extension instead. ``--emulate`` adds the tile unit with its tiles
-in plain C++, so that everything around the tiles is checked on a machine without them. Exits with 1 if a product is off
+into a temporary folder, ``--module`` takes a built extension instead. ``--emulate`` adds the unit of matrix tiles, with
+them in plain C++, so that all around them is checked on a machine without them. Exits with 1 if a product is off
 by more than the bound of its family, or a row has other bits in company than alone (of a unit with tiles: where a fixed
 order is asked for), or packed weights give other bits than the AVX2 unit does.
 
@@ -84,7 +84,7 @@ def check(module: Any, isa: str, kind: str, rng: np.random.Generator) -> list[st
     """Lines for the products of a unit that are wrong."""
     rows, cols, wrong = 40, 512 + (32 if KINDS[kind][0] < 256 else 256), []
     matrix = packed(module, kind, rows, cols, rng)
-    quantized, tiles = KINDS[kind][0] > 1, isa.startswith("amx")
+    quantized, tiles = KINDS[kind][0] > 1, module.Context(1, isa).tiles
     contexts = [module.Context(2, isa, fixed_order=fixed) for fixed in (False, True)]
     weight = np.empty((rows, cols), np.float32)
     module.lookup(module.Context(1, "generic"), matrix, np.arange(rows), weight)
@@ -119,7 +119,7 @@ def check(module: Any, isa: str, kind: str, rng: np.random.Generator) -> list[st
 def check_attention(module: Any, isa: str, kv: str, rng: np.random.Generator) -> list[str]:
     """Lines for the attention of a unit that are wrong: prompts beside decoding, with and without a prefix that
     the decoding segments share."""
-    wrong, slots = [], 3000
+    wrong, slots, tiles = [], 3000, module.Context(1, isa).tiles
     shapes = [(6, 2, 64), (16, 2, 32), (4, 4, 96), (8, 1, 128), (9, 3, 256)]
     chunks = [[(0, 1)], [(0, 5), (3, 129)], [(0, 70)], [(300, 33)], [(511, 2), (0, 40)], [(700, 257)], []]
     for (heads, kv_heads, dim), prefill in zip(itertools.cycle(shapes), chunks, strict=False):
@@ -154,7 +154,7 @@ def check_attention(module: Any, isa: str, kv: str, rng: np.random.Generator) ->
                 groups, out,
             )  # fmt: skip
             error = float(np.abs(out - expected).max())
-            bound = 3e-2 if isa.startswith("amx") and not fixed and kv != "float32" else 1e-5
+            bound = 3e-2 if tiles and not fixed and kv != "float32" else 1e-5
             if not error < bound:
                 name = f"{isa} attention {kv} {heads}/{kv_heads}/{dim} {prefill}{' fixed' if fixed else ''}"
                 wrong.append(f"{name}{' shared' if groups else ''}: error {error:.1e}, bound {bound:.0e}")
@@ -199,7 +199,7 @@ def timings(module: Any, isa: str, kind: str, threads: int, seconds: float, rng:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--emulate", action="store_true", help="also check the tile unit with tiles in plain C++")
+    parser.add_argument("--emulate", action="store_true", help="also check the unit of matrix tiles, in plain C++")
     parser.add_argument("--module", type=Path, help="a built extension, instead of building one")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.1, help="per timing; 0 checks only")

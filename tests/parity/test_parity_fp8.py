@@ -197,7 +197,7 @@ def test_what_cannot_stay_in_blocks_is_named() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_kernels_in_the_interpreter() -> None:
-    """The eight-bit kernels' indices, masks and scales; their speed and a device's arithmetic are tests/gpu's."""
+    """Kernels' indices, masks and scales; their speed and a device's arithmetic are tests/gpu's."""
     folder = Path(__file__).parents[1] / "gpu"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]

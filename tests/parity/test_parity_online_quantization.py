@@ -28,6 +28,8 @@ KINDS = {"int8": ("Q8_0", 34, "Q8_0", 34), "int4": ("Q4_1", 20, "Q8_0", 34)}
 BOUNDS = {"int8": 0.08, "int4": 0.7}
 """Relative error of the logits against the weights as stored. The tiny models have wide, random weights: real ones are
 kinder (benchmarks/cpu/perplexity.py)."""
+BFLOAT16_ERROR = 0.1
+"""Of logits behind a prompt: typically 0.01 to 0.04, in wide random weights again; a wrong row gives about 1."""
 
 
 def rounded(model: PreTrainedModel, method: str) -> PreTrainedModel:
@@ -72,6 +74,25 @@ def test_logits_are_those_of_the_rounded_weights(case: str, method: str, tmp_pat
     error = relative_error(got, stored)
     assert error < BOUNDS[method], error
     driver.close(request)
+
+
+@pytest.mark.parametrize("method", list(KINDS))
+@pytest.mark.parametrize("case", ["llama-tied-biased", "qwen3"])
+def test_prompts_of_many_rows_in_bfloat16_stay_close(case: str, method: str, tmp_path: Path) -> None:
+    """Around the numbers of rows where tiles of bfloat16 begin, end and are filled up, on units that have them."""
+    model = reference(case)
+    model.save_pretrained(tmp_path)
+    config = make_config(
+        str(tmp_path), quantization=method, dtype="bfloat16", context_len=512, chunked_prefill_size=512
+    )
+    driver = Driver(ModelRunner(config, open_checkpoint(str(tmp_path))))
+    same = rounded(model, method)
+    for length in (8, 9, 31, 32, 33, 255, 257, 300):
+        request = Request(np.random.default_rng().integers(0, 320, length).tolist())
+        driver.run([request], 1)
+        wanted = logits_of(same, request.prompt)[-1]
+        assert relative_error(request.logits[0], wanted) < BFLOAT16_ERROR, length
+        driver.close(request)
 
 
 def stored_bytes(path: Path, **options: object) -> int:

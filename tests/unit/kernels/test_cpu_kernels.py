@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from ceiba.config.records import RunnerConfig
 from ceiba.kernels import cpu
+from ceiba.layers.ops import select_ops
 
 pytestmark = pytest.mark.skipif(not cpu.available, reason="installed without a C++ compiler")
 
@@ -49,15 +51,16 @@ def packed(context: object, kind: str, source: np.ndarray, rows: int, cols: int,
 
 
 TILES = 4e-3
-"""Bound of many rows on matrix tiles, where weights and activations are rounded to bfloat16."""
+"""Bound of many rows on tiles, where weights and activations are rounded to bfloat16."""
+TILED = {isa for isa in SETS if cpu.available and cpu._cpu.Context(1, isa).tiles}
 UNITS = pytest.mark.parametrize(
-    ("isa", "fixed"), [(isa, fixed) for isa in SETS for fixed in ([False, True] if isa == "amx" else [False])]
+    ("isa", "fixed"), [(isa, fixed) for isa in SETS for fixed in ([False, True] if isa in TILED else [False])]
 )
 
 
 @UNITS
 @pytest.mark.parametrize("kind", [*QUANTS, "F32", "BF16"])
-@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8, 9, 131])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8, 9, 33, 131])
 def test_linear_matches_float64(isa: str, kind: str, m: int, fixed: bool) -> None:
     rng = np.random.default_rng()
     context = cpu._cpu.Context(2, isa, fixed_order=fixed)
@@ -71,10 +74,12 @@ def test_linear_matches_float64(isa: str, kind: str, m: int, fixed: bool) -> Non
     # The size that the products have before they cancel: rounding noise is relative to that.
     size = np.linalg.norm(np.sqrt(x.astype(np.float64) ** 2 @ weight.T.astype(np.float64) ** 2))
     # Packed weights meet activations of 16 bits, whose noise is 2e-5 for normal values. Few values do not average it.
-    int8_bound = (1e-2 if m * rows > 512 else 3e-2) if kind in QUANTS else 1e-6
+    few = m * rows <= 512
+    int8_bound = (3e-2 if few else 1e-2) if kind in QUANTS else 1e-6
     wide_bound = 1e-4 if kind in QUANTS else 1e-6
-    if isa == "amx" and not fixed and kind != "F32":
-        int8_bound, wide_bound = max(int8_bound, TILES), max(wide_bound, TILES)
+    if isa in TILED and not fixed and kind != "F32":
+        tiles = 3 * TILES if few else TILES
+        int8_bound, wide_bound = max(int8_bound, tiles), max(wide_bound, tiles)
     for int8, bound in ((False, wide_bound), (True, int8_bound)):
         out = np.full((m, rows), np.nan, np.float32)
         cpu._cpu.linear(context, matrix, x, out, int8)
@@ -153,7 +158,7 @@ def attention_case(rng: np.random.Generator, dtype: torch.dtype, prefill: list, 
 def test_attention_matches_float64(isa: str, dtype: torch.dtype, fixed: bool) -> None:
     rng = np.random.default_rng()
     context = cpu._cpu.Context(2, isa, fixed_order=fixed)
-    bound = 1e-2 if isa == "amx" and not fixed and dtype != torch.float32 else 2e-6
+    bound = 1e-2 if isa in TILED and not fixed and dtype != torch.float32 else 2e-6
     for prefill, decode, shared in (
         ([(0, 1)], [], 0),
         ([(0, 37), (90, 130)], [5, 0, 700], 0),
@@ -221,6 +226,16 @@ def test_a_set_that_does_not_work_is_passed_over(monkeypatch: pytest.MonkeyPatch
 def test_the_best_set_agrees_with_plain_code() -> None:
     assert cpu.best_set() in SETS
     assert all(cpu.agrees(isa, "generic") for isa in SETS)
+
+
+def test_float32_activations_meet_no_tiles_nor_do_any_in_a_fixed_order() -> None:
+    made = {
+        (dtype, fixed): select_ops(torch.device("cpu"), RunnerConfig(deterministic=fixed), dtype).host.tiles
+        for dtype in (torch.float32, torch.bfloat16)
+        for fixed in (False, True)
+    }
+    assert made.pop((torch.bfloat16, False)) is not cpu.same_bits()
+    assert not any(made.values())
 
 
 def test_arguments_out_of_range_are_refused() -> None:

@@ -14,7 +14,8 @@ from ceiba.memory.pool import KVPool, KVShape
 pytestmark = pytest.mark.skipif(not cpu.available, reason="installed without a C++ compiler")
 
 SETS = ["generic", *(cpu._cpu.instruction_sets() if cpu.available else [])]
-ORDERS = [(isa, fixed) for isa in SETS for fixed in ([False, True] if isa == "amx" else [False])]
+TILED = {isa for isa in SETS if cpu.available and cpu._cpu.Context(1, isa).tiles}
+ORDERS = [(isa, fixed) for isa in SETS for fixed in ([False, True] if isa in TILED else [False])]
 EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8]
 HEADS, KV_HEADS, DIM = 6, 2, 64
 
@@ -120,7 +121,7 @@ def test_attention_over_what_is_stored(isa: str, fixed: bool, dtype: torch.dtype
     weights = scores.masked_fill(ahead[None], -torch.inf).softmax(-1)
     expected = torch.einsum("hts,shd->thd", weights, values)
     error = ((out.double() - expected).norm() / expected.norm()).item()
-    assert error < (1e-2 if isa == "amx" and not fixed else 2e-6), error
+    assert error < (1e-2 if isa in TILED and not fixed else 2e-6), error
 
 
 def test_the_kernels_know_every_type_of_the_backend() -> None:

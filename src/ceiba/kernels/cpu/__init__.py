@@ -19,7 +19,7 @@ except ImportError:
     _cpu = None
     available = False
 
-__all__ = ["_cpu", "available", "best_set"]
+__all__ = ["_cpu", "available", "best_set", "same_bits"]
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,11 @@ def best_set() -> str:
     while sets and sets[-1] not in PROVEN and not holds(partial(agrees, sets[-1], "generic")):
         log.warning("the CPU kernels for %s do not work on this processor and are not used", sets.pop())
     return sets[-1] if sets else "generic"
+
+
+def same_bits() -> bool:
+    """Whether ``best_set`` gives a row the same bits in any company without being asked to: it multiplies no tiles."""
+    return not _cpu.Context(1, best_set()).tiles
 
 
 def holds(check: Callable[[], bool]) -> bool:

@@ -187,7 +187,7 @@ struct DecoderScratch {
 
 struct DecoderRun {
   const Forward* f;
-  bool derived;           // whether any product reads another form than float32
+  Forms forms;
   DecoderScratch s;
 };
 
@@ -260,7 +260,7 @@ inline Input plain_input(DecoderRun& run, const Activations& from, int64_t cols,
   auto row = [&](int64_t i) { derive(to, from.x + i * cols, i, cols); };
   if (few(t)) {
     for (int64_t i = 0; i < t; i++) row(i);
-  } else if (run.derived) {
+  } else if (run.forms.any()) {
     share(next, t, grain_of(t, f.team->size()), row);
     f.team->barrier();
   }
@@ -318,7 +318,7 @@ inline void run_ffn(DecoderRun& run, const Layer& layer, int64_t* counters, int 
   int64_t t = f.plan->tokens;
 
   Input in = normed_input(run, layer.ffn_norm, counters + 0, id);
-  const bool straight = on_tiles(layer.down.kind, t, f.fixed_order);
+  const bool straight = run.forms.tiled && layer.down.kind != Kind::F32;
   product_silu(layer.gate, layer.up, in, t, s.inner.x, m.ffn, straight ? &s.inner.tiled : nullptr, counters + 1, threads);
   team.barrier();
   in = straight ? input_of(s.inner, nullptr, m.ffn) : plain_input(run, s.inner, m.ffn, counters + 2, id);
@@ -347,7 +347,7 @@ void forward(const Forward& f) {
   int64_t t = f.plan->tokens, heads = int64_t(a.heads) * a.head_dim;
   uint8_t* at = f.arena->data;
   Forms forms = forms_of(f);
-  DecoderRun run{&f, forms.any(), {}};
+  DecoderRun run{&f, forms, {}};
   run.s.normed = carve_activations(at, t, m.hidden, forms);
   run.s.attended = carve_activations(at, t, heads, forms);
   run.s.inner = carve_activations(at, t, m.ffn, forms);

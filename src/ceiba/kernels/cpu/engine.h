@@ -134,6 +134,7 @@ struct EditCall {
 
 struct Unit {
   const char* name;
+  bool tiles;                               // whether many rows meet tiles, unless a call asks for a fixed order
   size_t (*forward_scratch)(const Forward&);
   void (*forward)(const Forward&);
   size_t (*logits_scratch)(const Logits&);
@@ -153,6 +154,7 @@ const Unit* unit_generic();
 const Unit* unit_avx2();
 const Unit* unit_avx512();
 const Unit* unit_avx512vnni();
+const Unit* unit_avx512bf16();
 const Unit* unit_amx();
 const Unit* unit_amx_emulated();
 #endif

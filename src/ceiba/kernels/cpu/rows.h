@@ -1,7 +1,7 @@
 // Rows of activations in the forms that products read. Included by each instruction-set unit inside its anonymous
 // namespace.
 
-constexpr int TILE_M = 16;
+constexpr int TILE_M = 16, TILE_WORDS = 16 * 16;
 
 inline int64_t tile_rows(int64_t m) { return (m + TILE_M - 1) / TILE_M * TILE_M; }
 
@@ -90,23 +90,28 @@ inline void tile_row(const float* x, int64_t cols, const TiledRows& to, int64_t 
   for (int64_t k = 0; k < cols; k += W) to_bf16(tile_place(to, cols, row, k), (vf)in_pairs((vi)load(x + k)));
 }
 
-// Fewest rows that tiles multiply faster than vectors do: decoding to bfloat16 costs a tile what eight rows cost vectors.
-constexpr int64_t TILES_FROM = 9;
+// Fewest rows that tiles multiply faster than the other families do. Decoding to bfloat16 costs a matrix tile what eight rows
+// cost vectors; without matrix tiles there is less to win, but for plain weights, which meet float32 otherwise.
+#if defined(CEIBA_TILES_IN_VECTORS)
+constexpr int64_t PACKED_ON_TILES = 32, PLAIN_ON_TILES = 9;
+#else
+constexpr int64_t PACKED_ON_TILES = 9, PLAIN_ON_TILES = 9;
+#endif
 inline bool on_tiles(Kind kind, int64_t m, bool fixed_order) {
-  return TILES && !fixed_order && m >= TILES_FROM && kind != Kind::F32;
+  return TILES && !fixed_order && kind != Kind::F32 && m >= (format_of(kind).quantized ? PACKED_ON_TILES : PLAIN_ON_TILES);
 }
 
-// The forms that the matrices of a call need beside float32.
+// The form that the matrices of a call need beside float32.
 struct Forms {
   bool int8 = false;      // asked for: 8 bits for packed weights
-  bool packed = false;    // packed weights
-  bool tiled = false;     // any weights on tiles
+  bool packed = false;    // packed weights, and no tiles
+  bool tiled = false;     // tiles, which then multiply all that is not float32
 
   // `m` rows will meet `w`.
   void add(const Matrix& w, int64_t m, bool asked_int8, bool fixed_order) {
     int8 = asked_int8;
-    if (on_tiles(w.kind, m, fixed_order)) tiled = true;
-    else packed |= format_of(w.kind).quantized;
+    tiled |= on_tiles(w.kind, m, fixed_order);
+    packed = !tiled && (packed || format_of(w.kind).quantized);
   }
   bool any() const { return packed || tiled; }
 };

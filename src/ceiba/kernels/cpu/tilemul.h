@@ -65,49 +65,6 @@ inline void decode_tiles<Kind::BF16>(PanelAt& panel, int32_t* pairs, int64_t blo
   panel = {nullptr, reinterpret_cast<const uint8_t*>(w), panel.block + blocks};
 }
 
-// acc[r][p] [16, 16] += x[r] · (panel p)ᵀ over blocks of 32 columns; `FRESH`: = instead. Where sums leave tiles free, two
-// steps take turns with two sets of operands, since a tile is loaded only when the product that read it is done.
-template <int R, int P, bool FRESH = false>
-inline void tile_steps(const int32_t* const (&w)[P], const uint16_t* const (&x)[R], int64_t blocks, float* const (&acc)[R][P]) {
-  constexpr int SUMS = R * P, SPARE = SUMS + R + P;
-  constexpr bool TURNS = SPARE + R + P <= 8;
-  auto each = [](auto count, const auto& run) __attribute__((always_inline)) {
-    run(Count<0>{});
-    if constexpr (decltype(count)::value > 1) run(Count<1>{});
-  };
-  auto sums = [&](const auto& run) __attribute__((always_inline)) {
-    each(Count<R>{}, [&](auto r) __attribute__((always_inline)) {
-      each(Count<P>{}, [&](auto p) __attribute__((always_inline)) {
-        run(Count<decltype(r)::value * P + decltype(p)::value>{}, acc[decltype(r)::value][decltype(p)::value]);
-      });
-    });
-  };
-  auto step = [&](int64_t b, auto first) __attribute__((always_inline)) {
-    constexpr int A = decltype(first)::value, B = A + R;
-    each(Count<P>{}, [&](auto p) __attribute__((always_inline)) {
-      tile_load<B + decltype(p)::value>(w[decltype(p)::value] + b * TILE_WORDS, 64);
-    });
-    each(Count<R>{}, [&](auto r) __attribute__((always_inline)) {
-      constexpr int I = decltype(r)::value;
-      tile_load<A + I>(x[I] + b * (2 * TILE_WORDS), 64);
-      each(Count<P>{}, [&](auto p) __attribute__((always_inline)) {
-        tile_multiply<I * P + decltype(p)::value, A + I, B + decltype(p)::value>();
-      });
-    });
-  };
-  sums([](auto tile, float* from) __attribute__((always_inline)) {
-    alignas(64) static constexpr float NOTHING[16] = {};  // a tile zeroed by its own instruction costs more
-    tile_load<decltype(tile)::value>(FRESH ? NOTHING : from, FRESH ? 0 : 64);
-  });
-  int64_t b = 0;
-  for (; b + 2 <= blocks; b += 2) {
-    step(b, Count<SUMS>{});
-    step(b + 1, Count<TURNS ? SPARE : SUMS>{});
-  }
-  if (b < blocks) step(b, Count<SUMS>{});
-  sums([](auto tile, float* to) __attribute__((always_inline)) { tile_store<decltype(tile)::value>(to, 64); });
-}
-
 constexpr int TILE_BLOCKS = 64;  // decoded at a time, of each of two panels: 128 KiB stay in the second cache
 
 // acc[p] [tile_rows(m), 16] += x · (panel p)ᵀ
@@ -132,7 +89,7 @@ inline void panel_tiles(const uint8_t* const (&panel)[P], const TiledRows& x, in
         from[r] = x.values + ((tile + r) * total + first) * (2 * TILE_WORDS);
         for (int p = 0; p < P; p++) to[r][p] = acc[p] + (tile + r) * TILE_WORDS;
       }
-      tile_steps<R, P>(w, from, blocks, to);
+      tile_steps<R, P>(w, from, blocks, to, m - tile * TILE_M);
     };
     const int64_t tiles = tile_rows(m) / TILE_M;
     int64_t tile = 0;

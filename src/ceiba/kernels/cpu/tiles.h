@@ -5,8 +5,6 @@
 // bytes. C[m][n] += Σ A[m][k] · B[k][n] over 32 bfloat16 values k, where word n of row r of B holds k = 2r and 2r + 1. Even
 // and odd products are summed apart from nothing on, each step fused; both sums, then C, are added with one rounding each.
 
-constexpr int TILE_WORDS = 16 * 16;
-
 #if defined(CEIBA_TILES_EMULATED)
 
 struct EmulatedTiles {
@@ -83,3 +81,48 @@ template <int C, int A, int B>
 CEIBA_INLINE void tile_multiply() { asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B)); }
 
 #endif
+
+// acc[r][p] [16, 16] += x[r] · (panel p)ᵀ over blocks of 32 columns; `FRESH`: = instead. A tile is multiplied whole, however
+// many of its `rows` are there. Where sums leave tiles free, two steps take turns with two sets of operands, since a tile is
+// loaded only when the product that read it is done.
+template <int R, int P, bool FRESH = false>
+inline void tile_steps(const int32_t* const (&w)[P], const uint16_t* const (&x)[R], int64_t blocks, float* const (&acc)[R][P],
+                       [[maybe_unused]] int64_t rows = R * TILE_M) {
+  constexpr int SUMS = R * P, SPARE = SUMS + R + P;
+  constexpr bool TURNS = SPARE + R + P <= 8;
+  auto each = [](auto count, const auto& run) __attribute__((always_inline)) {
+    run(Count<0>{});
+    if constexpr (decltype(count)::value > 1) run(Count<1>{});
+  };
+  auto sums = [&](const auto& run) __attribute__((always_inline)) {
+    each(Count<R>{}, [&](auto r) __attribute__((always_inline)) {
+      each(Count<P>{}, [&](auto p) __attribute__((always_inline)) {
+        run(Count<decltype(r)::value * P + decltype(p)::value>{}, acc[decltype(r)::value][decltype(p)::value]);
+      });
+    });
+  };
+  auto step = [&](int64_t b, auto first) __attribute__((always_inline)) {
+    constexpr int A = decltype(first)::value, B = A + R;
+    each(Count<P>{}, [&](auto p) __attribute__((always_inline)) {
+      tile_load<B + decltype(p)::value>(w[decltype(p)::value] + b * TILE_WORDS, 64);
+    });
+    each(Count<R>{}, [&](auto r) __attribute__((always_inline)) {
+      constexpr int I = decltype(r)::value;
+      tile_load<A + I>(x[I] + b * (2 * TILE_WORDS), 64);
+      each(Count<P>{}, [&](auto p) __attribute__((always_inline)) {
+        tile_multiply<I * P + decltype(p)::value, A + I, B + decltype(p)::value>();
+      });
+    });
+  };
+  sums([](auto tile, float* from) __attribute__((always_inline)) {
+    alignas(64) static constexpr float NOTHING[16] = {};  // a tile zeroed by its own instruction costs more
+    tile_load<decltype(tile)::value>(FRESH ? NOTHING : from, FRESH ? 0 : 64);
+  });
+  int64_t b = 0;
+  for (; b + 2 <= blocks; b += 2) {
+    step(b, Count<SUMS>{});
+    step(b + 1, Count<TURNS ? SPARE : SUMS>{});
+  }
+  if (b < blocks) step(b, Count<SUMS>{});
+  sums([](auto tile, float* to) __attribute__((always_inline)) { tile_store<decltype(tile)::value>(to, 64); });
+}
