@@ -16,6 +16,12 @@ from typing import Any
 import httpx
 import psutil
 
+from ceiba.kernels import cpu
+
+SAME_BITS = ("--enable-deterministic-inference",) if cpu.available else ()
+"""For servers whose answers are compared although more rows were computed beside them, or fewer: without the flag,
+tiles of bfloat16 (AMX, AVX-512 BF16) round. Without the compiled kernels it is refused, and sums have one order."""
+
 READY = re.compile(r"The server is up and ready: (http://\S+)")
 
 

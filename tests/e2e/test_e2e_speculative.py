@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from live_server import LiveServer
+from live_server import SAME_BITS, LiveServer
 
 FOX = "The quick brown fox jumps over the lazy dog. Pack my box with five dozen liquor jugs. "
 CODE = 'def add(a, b):\n    """Add two numbers."""\n    result = a + b\n    return result\n\n'
@@ -47,21 +47,20 @@ TOOL = {
     },
 }
 
-
-TOOLS = ("--tool-call-parser", "hermes")
+FLAGS = ("--tool-call-parser", "hermes", *SAME_BITS)
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[LiveServer]:
-    with LiveServer(*TOOLS) as running:
+    with LiveServer(*FLAGS) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def guessing() -> Iterator[LiveServer]:
-    with LiveServer(*TOOLS, "--speculative-algorithm", "NGRAM", "--enable-metrics") as running:
+    with LiveServer(*FLAGS, "--speculative-algorithm", "NGRAM", "--enable-metrics") as running:
         yield running
 
 

@@ -38,7 +38,9 @@ POOL = 1200
 
 
 def config(**options: object) -> Config:
-    options |= {"context_len": 1024, "threads": 2, "max_total_tokens": POOL, "deterministic": cpu.best_set() == "amx"}
+    """As a server has it by default: bfloat16, in which units with tiles need the flag."""
+    options |= {"context_len": 1024, "threads": 2, "max_total_tokens": POOL}
+    options |= {"dtype": "bfloat16", "deterministic": not cpu.same_bits()}
     return make_config(open_checkpoint(None).path, **options)
 
 
