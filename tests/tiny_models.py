@@ -82,6 +82,11 @@ CASES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "qwen3-moe-all": (  # no choice that rounding could turn
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+        {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 8, "moe_intermediate_size": 64},
+    ),
     "qwen3-moe-mixed": (
         Qwen3MoeConfig,
         Qwen3MoeForCausalLM,

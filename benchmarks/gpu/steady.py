@@ -5,10 +5,12 @@ scheduler and runner in this process, dummy weights, prompts of random tokens.
         [--prompt-every 4]
 
 Busy share: the union of all kernel and copy intervals over the span from the first to the last of the profiled steps.
-Host: wall time of a step outside of waiting for results, split into what the runner launches and what the scheduler
-plans and applies. Waits: calls in which the host waited for the device, by name; in a steady state only the one for the
-step before last. With ``--chunk``, prompts wait at every step, which then decodes and computes so many tokens in all.
-With ``--prompt-every N`` a prompt arrives behind every N steps and is computed before the next one, as online.
+Host: wall time of a step outside of waiting for results and messages, split into what the runner launches and what the
+scheduler plans and applies. Waits: calls in which the host waited for the device, by name; in a steady state only the
+one for the step before last. Under the profiler a graph of hundreds of kernels is launched more slowly, so idle time
+before a graph of one row need not be there without it: compare ``step ms``. With ``--chunk``, prompts wait at every
+step, which then decodes and computes so many tokens in all. With ``--prompt-every N`` a prompt arrives behind every N
+steps and is computed before the next one, as online.
 """
 
 from __future__ import annotations
@@ -43,9 +45,15 @@ class Port:
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
+        self.slept = 0.0
+        """Seconds that the scheduler waited for messages: steps are planned late."""
 
     def receive(self, timeout: float) -> list[Any]:
         found, self.messages = self.messages, []
+        if not found and timeout > 0:
+            begun = time.perf_counter()
+            time.sleep(timeout)
+            self.slept += time.perf_counter() - begun
         return found
 
     def to_detokenizer(self, batch: Any) -> None:
@@ -165,15 +173,16 @@ class Arrivals:
         scheduler.step()
 
 
-def timed(scheduler: Scheduler, runner: Clocked, arrivals: Arrivals) -> dict[str, float]:
+def timed(scheduler: Scheduler, port: Port, runner: Clocked, arrivals: Arrivals) -> dict[str, float]:
     """Milliseconds of a step."""
     runner.reset()
+    port.slept = 0.0
     begun = time.perf_counter()
     for _ in range(STEPS):
         arrivals.step(scheduler)
     total = time.perf_counter() - begun
     unit = 1e3 / STEPS
-    own = total - runner.launching - runner.waiting
+    own = total - runner.launching - runner.waiting - port.slept
     return {
         "step": total * unit,
         "launch": runner.launching * unit,
@@ -259,7 +268,7 @@ def main() -> None:
             arrivals = Arrivals(port, options.context, options.prompt_every)
             for _ in range(8 if options.prompt_every else 0):  # compile and capture
                 arrivals.step(scheduler)
-            spent = timed(scheduler, runner, arrivals)
+            spent = timed(scheduler, port, runner, arrivals)
             share, kernels, gaps, waits = 0.0, [], [], Counter[str]()
             if options.device != "cpu":
                 share, kernels, gaps, waits = profiled(scheduler, arrivals)

@@ -248,19 +248,11 @@ def test_a_row_with_broken_keys_fails_alone(tmp_path: Path) -> None:
         assert "finite" in output.faults[requests[2].row]
 
 
-def router_margin(model: PreTrainedModel, tokens: list[int]) -> float:
-    """How far the last token's chosen experts lead the others, in logits, least of all layers."""
-    top_k = model.config.num_experts_per_tok
-    with torch.no_grad():
-        layers = model(torch.tensor([tokens]), output_router_logits=True).router_logits
-    ordered = [layer[-1].sort(descending=True).values for layer in layers]
-    return min((values[top_k - 1] - values[top_k]).item() for values in ordered)
-
-
-@pytest.mark.parametrize(("case", "bound"), [("qwen3", 0.05), ("qwen3-moe", 0.2)])
-def test_half_precision_captured_and_eager(case: str, bound: float, tmp_path: Path) -> None:
-    """bfloat16, whose prefill fetches tiles by the copy engine: padding must not reach a result. Where the router's
-    choice is a near tie bfloat16 may make the other one: transformers' error is up to 0.14 without one, 0.96 with."""
+@pytest.mark.parametrize("case", ["qwen3", "qwen3-moe-all"])
+def test_half_precision_captured_and_eager(case: str, tmp_path: Path) -> None:
+    """bfloat16, whose prefill fetches tiles by the copy engine: padding must not reach a result. Of 60 prompts the
+    largest error of transformers in bfloat16 is 0.05 and 0.06; a router that chooses can choose otherwise at any token.
+    """
     model = reference(case)
     model.save_pretrained(tmp_path)
     texts = prompts([9, 30, 61, 100, 3])
@@ -275,12 +267,10 @@ def test_half_precision_captured_and_eager(case: str, bound: float, tmp_path: Pa
         if options is GRAPHS:
             assert driver.runner.stats()["graph_hits"] > 0
     for a, b in zip(*found, strict=True):
-        if case == "qwen3-moe" and router_margin(model, a.prompt) < 0.1:
-            continue
         wanted = logits_of(model, a.prompt)[-1]
         for request in (a, b):
             got = request.logits[0].cpu()
-            assert (got - wanted).norm() / wanted.norm() < bound
+            assert (got - wanted).norm() / wanted.norm() < 0.1
 
 
 def test_captured_chunks_gather_their_prefix(tmp_path: Path) -> None:

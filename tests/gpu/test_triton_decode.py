@@ -13,7 +13,7 @@ from ceiba.kernels.triton import decode as module
 from ceiba.kernels.triton.decode import DecodeWorkspace, decode, shared_tile
 
 KINDS = {"full": {}, "window": {"window": 37}, "softcap": {"softcap": 5.0}, "sinks": {}}
-LENS = [0, 1, 63, 64, 65, 129, 300]
+LENS = [0, 1, 63, 64, 65, 1100, 129, 300]
 
 
 class Case:

@@ -7,6 +7,7 @@ By hand, for as long as you like: ``schemathesis run URL/openapi.json --max-time
 from __future__ import annotations
 
 import os
+import re
 import time
 
 import pytest
@@ -41,8 +42,8 @@ def test_no_generated_request_breaks_the_server_or_the_document(tmp_path):
         environ = {**os.environ, "SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": str(tmp_path)}
         done = run(python.parent / "schemathesis", *words, cwd=tmp_path, env=environ)
         assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-        assert "0 generated" not in done.stdout
-        assert "Tested: 0" not in done.stdout
+        assert re.search(r"\b[1-9]\d* generated", done.stdout), done.stdout[-2000:]
+        assert re.search(r"Tested: [1-9]", done.stdout), done.stdout[-2000:]
         assert server.get("/health").json()["status"] == "ok"
         deadline = time.monotonic() + 60
         while True:

@@ -245,6 +245,48 @@ def _decode(
         wait_for_predecessor(PDL)
 
 
+@triton.jit
+def _merge_parts(
+    part_ptr,
+    lse_ptr,
+    sinks_ptr,
+    segment,
+    head,
+    count,
+    shared,
+    batch,
+    HEADS: tl.constexpr,
+    DV: tl.constexpr,
+    BDV: tl.constexpr,
+    SHARED_PARTS: tl.constexpr,
+    SINKS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Sum of weights and of weighted values [BDV] of a head over ``count`` parts, WIDE at a time."""
+    dv = tl.arange(0, BDV)
+    m = -float("inf")
+    total = 0.0
+    if SINKS:
+        m = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
+        total = 1.0
+    acc = tl.zeros((BDV,), tl.float32)
+    for start in range(0, count, WIDE):
+        i = start + tl.arange(0, WIDE)
+        part = tl.where(i < shared, i, i - shared + SHARED_PARTS)
+        place = (part * batch + segment) * HEADS + head
+        there = (i < count)[:, None] & (dv < DV)[None, :]
+        lse = tl.load(lse_ptr + place, mask=i < count, other=-float("inf"))
+        o = tl.load(part_ptr + place[:, None] * DV + dv[None, :], mask=there, other=0.0)
+        m_new = tl.maximum(m, tl.max(lse, axis=0))
+        base = tl.where(m_new == -float("inf"), 0.0, m_new)
+        weight = tl.exp2(lse - base)
+        alpha = tl.exp2(m - base)
+        total = total * alpha + tl.sum(weight, axis=0)
+        acc = acc * alpha + tl.sum(o * weight[:, None], axis=0)
+        m = m_new
+    return total, acc
+
+
 @triton.jit(
     do_not_specialize=["batch"],
     do_not_specialize_on_alignment=["lens_ptr", "starts_ptr", "shared_count_ptr"],
@@ -271,7 +313,7 @@ def _combine(
     PDL: tl.constexpr,
 ):
     """Merge what ``_shared`` and ``_decode`` left of EACH heads of a segment, one head after the other: one warp, eight
-    parts at a time, so that the sums stay inside a thread and the loads fly together."""
+    or sixteen parts at a time, so that the sums stay inside a thread and the loads fly together."""
     segment = tl.program_id(0).to(tl.int64)
     first_head = tl.program_id(1) * EACH
     _, _, _, _, used = _own_part(lens_ptr, starts_ptr, segment, BN, SPLITS, LEAST, SHARED_PARTS, WINDOW)
@@ -279,30 +321,20 @@ def _combine(
     if SHARED_PARTS > 0:
         shared = tl.load(shared_count_ptr + segment)
     count = shared + used
-    dv = tl.arange(0, BDV)
     wait_for_predecessor(PDL)
     if count > 1:
         for head in range(first_head, first_head + EACH):
-            m = -float("inf")
-            total = 0.0
-            if SINKS:
-                m = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
-                total = 1.0
-            acc = tl.zeros((BDV,), tl.float32)
-            for start in range(0, count, 8):
-                i = start + tl.arange(0, 8)
-                part = tl.where(i < shared, i, i - shared + SHARED_PARTS)
-                place = (part * batch + segment) * HEADS + head
-                there = (i < count)[:, None] & (dv < DV)[None, :]
-                lse = tl.load(lse_ptr + place, mask=i < count, other=-float("inf"))
-                o = tl.load(part_ptr + place[:, None] * DV + dv[None, :], mask=there, other=0.0)
-                m_new = tl.maximum(m, tl.max(lse, axis=0))
-                base = tl.where(m_new == -float("inf"), 0.0, m_new)
-                weight = tl.exp2(lse - base)
-                alpha = tl.exp2(m - base)
-                total = total * alpha + tl.sum(weight, axis=0)
-                acc = acc * alpha + tl.sum(o * weight[:, None], axis=0)
-                m = m_new
+            if count > 8:
+                total, acc = _merge_parts(
+                    part_ptr, lse_ptr, sinks_ptr, segment, head, count, shared, batch, HEADS, DV, BDV, SHARED_PARTS,
+                    SINKS, 16,
+                )  # fmt: skip
+            else:
+                total, acc = _merge_parts(
+                    part_ptr, lse_ptr, sinks_ptr, segment, head, count, shared, batch, HEADS, DV, BDV, SHARED_PARTS,
+                    SINKS, 8,
+                )  # fmt: skip
+            dv = tl.arange(0, BDV)
             y = acc / tl.where(total > 0.0, total, 1.0)
             tl.store(out_ptr + (segment * HEADS + head) * DV + dv, y.to(out_ptr.dtype.element_ty), mask=dv < DV)
 
@@ -440,8 +472,12 @@ def decode_tile(
     """
     if head_dim > 128 or itemsize > 2:
         return 32, 5, 4
+    if beside_shared:
+        return 32, 5, 2
+    if batch * kv_heads <= 4:  # one segment: up to 4,096 positions each split has a single step, with nothing to hide
+        return 128, 3, 8
     few = batch * kv_heads <= (32 if group <= 4 else 64)
-    return (64, 5, 4) if few and not beside_shared else (32, 5, 2)
+    return (64, 5, 4) if few else (32, 5, 2)
 
 
 def choose_splits(batch: int, num_kv_heads: int, multiprocessors: int) -> tuple[int, int]:
