@@ -103,16 +103,19 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def essence(reply: dict[str, Any]) -> Any:
-    """All of an answer but its names and times."""
+    """All of an answer but its names and times; without the compiled kernels its log-probabilities have other bits."""
     if "choices" in reply:
         usage = {name: reply["usage"][name] for name in ("prompt_tokens", "completion_tokens")}
         choices = json.loads(json.dumps(reply["choices"]))
         for choice in choices:
+            if not SAME_BITS:
+                choice.pop("logprobs")
             for call in choice["message"].get("tool_calls") or []:
                 call.pop("id")
         return choices, usage
     meta = reply["meta_info"]
-    kept = {name: meta[name] for name in meta if "logprobs" in name or name in {"finish_reason", "completion_tokens"}}
+    wanted = ("logprobs", "finish_reason", "completion_tokens") if SAME_BITS else ("finish_reason", "completion_tokens")
+    kept = {name: meta[name] for name in meta if name.endswith(wanted)}
     return reply["text"], reply["output_ids"], kept
 
 
