@@ -67,7 +67,7 @@ std::vector<std::string> instruction_sets() {
     if (__builtin_cpu_supports("avx512vnni")) {
       found.emplace_back("avx512vnni");
 #if defined(CEIBA_HAS_BF16)
-      // Zen 5 multiplies bfloat16 as often a cycle as whole numbers; whether Intel's do has not been measured.
+      // On Zen 4 and 5 faster than whole numbers; whether it is on Intel's has not been measured.
       if (__builtin_cpu_supports("avx512bf16")) found.emplace(found.end() - (__builtin_cpu_is("amd") ? 0 : 1), "avx512bf16");
 #endif
       if (tiles_allowed()) found.emplace_back("amx");

@@ -91,14 +91,19 @@ inline void tile_row(const float* x, int64_t cols, const TiledRows& to, int64_t 
 }
 
 // Fewest rows that tiles multiply faster than the other families do. Decoding to bfloat16 costs a matrix tile what eight rows
-// cost vectors; without matrix tiles there is less to win, but for plain weights, which meet float32 otherwise.
+// cost vectors; without matrix tiles there is less to win, but for plain weights, which meet float32 otherwise, and nothing
+// where packed weights may meet int8.
 #if defined(CEIBA_TILES_IN_VECTORS)
 constexpr int64_t PACKED_ON_TILES = 32, PLAIN_ON_TILES = 9;
+constexpr bool TILES_BEAT_INT8 = false;
 #else
 constexpr int64_t PACKED_ON_TILES = 9, PLAIN_ON_TILES = 9;
+constexpr bool TILES_BEAT_INT8 = true;
 #endif
-inline bool on_tiles(Kind kind, int64_t m, bool fixed_order) {
-  return TILES && !fixed_order && kind != Kind::F32 && m >= (format_of(kind).quantized ? PACKED_ON_TILES : PLAIN_ON_TILES);
+inline bool on_tiles(Kind kind, int64_t m, bool asked_int8, bool fixed_order) {
+  if (!TILES || fixed_order || kind == Kind::F32) return false;
+  if (!format_of(kind).quantized) return m >= PLAIN_ON_TILES;
+  return m >= PACKED_ON_TILES && (TILES_BEAT_INT8 || !asked_int8);
 }
 
 // The form that the matrices of a call need beside float32.
@@ -110,7 +115,7 @@ struct Forms {
   // `m` rows will meet `w`.
   void add(const Matrix& w, int64_t m, bool asked_int8, bool fixed_order) {
     int8 = asked_int8;
-    tiled |= on_tiles(w.kind, m, fixed_order);
+    tiled |= on_tiles(w.kind, m, asked_int8, fixed_order);
     packed = !tiled && (packed || format_of(w.kind).quantized);
   }
   bool any() const { return packed || tiled; }
