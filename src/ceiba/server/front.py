@@ -264,7 +264,8 @@ class Front:
         self._controls[number] = future
         try:
             self._port.to_scheduler(Control(id=number, op=op, args=args or {}))
-            reply = await asyncio.wait_for(future, seconds)
+            async with asyncio.timeout(seconds):
+                reply = await future
         except OverflowError:  # from a client's free-form JSON; messages carry 64 bits
             raise BadRequest(f"{op}: a number in the request does not fit 64 bits.") from None
         except TimeoutError:
@@ -360,7 +361,8 @@ class Front:
         # The template stops itself at its own limit; ours only keeps a client from waiting for a stuck thread.
         try:
             work = asyncio.get_running_loop().run_in_executor(self._renderers, run)
-            text = await asyncio.wait_for(work, limits.TEMPLATE_SECONDS + 1.0)
+            async with asyncio.timeout(limits.TEMPLATE_SECONDS + 1.0):  # wait_for can lose a cancellation (Python 3.11)
+                text = await work
         except TimeoutError:
             raise BadRequest(
                 f"the chat template did not finish in {limits.TEMPLATE_SECONDS:g} s.", param="messages"

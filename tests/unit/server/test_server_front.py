@@ -244,6 +244,19 @@ async def test_a_template_that_hangs_is_given_up(monkeypatch):
         assert world.front.num_live == 0
 
 
+async def test_who_is_cancelled_just_as_a_template_ends_is_cancelled():
+    """A batch that was cancelled went on, since ``asyncio.wait_for`` of Python 3.11 gave it the text instead."""
+    async with make_world() as world:
+        prompt = ChatPrompt([{"role": "user", "content": "x"}], kwargs={"slow": 0.05})
+        rendering = asyncio.create_task(world.front.render(prompt))
+        await asyncio.sleep(0.01)
+        time.sleep(0.2)  # noqa: ASYNC251 - the thread is done, its news stand behind what the loop does now
+        await asyncio.sleep(0)
+        rendering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rendering
+
+
 async def test_without_a_tokenizer_ids_work_and_text_is_refused():
     engine = FakeEngine()
     front = Front(make_config(), None, None, engine, vocab_size=257)
